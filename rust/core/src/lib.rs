@@ -1,0 +1,10 @@
+//! The control plane of miniinfer: everything that outlives a step.
+//!
+//! * [`block`]: KV blocks, their reference counts, the prefix index.
+//! * [`output`]: what carries results to the reader: ring, hub, wake.
+//! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+pub mod block;
+pub mod output;
+pub mod text;
