@@ -1,11 +1,11 @@
 """Dequantisation of ggml's block formats to float32, vectorised in numpy.
 
-The formats are those of ggml (ggml-quants.h). Every result equals the reference in the `gguf` package
-bit for bit: the same products and sums in float32, in the same order. Types that have no function here
-are left to that package.
+The formats are those of ggml (ggml-quants.h). Every result equals the reference in the `gguf`
+package bit for bit: the same products and sums in float32, in the same order. Types that have no
+function here are left to that package.
 
-numpy releases the GIL in these loops, so that several tensors can be read by several threads; torch's
-own threads are no help for rows of 16 bytes.
+numpy releases the GIL in these loops, so that several tensors can be read by several threads;
+torch's own threads are no help for rows of 16 bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _NIBBLE = np.uint64(4)
 def dequantize(data: Bytes, kind: GGMLType, out: Floats) -> None:
     """Write the elements of `data` into `out`.
 
-    `data`: flat uint8, whole blocks of `kind`. `out`: flat contiguous float32 with one place for each
-    element. Raises `GGUFError` for a type that neither this module nor the gguf package can read.
+    `data`: flat uint8, whole blocks of `kind`. `out`: flat contiguous float32 with one place for
+    each element. Raises `GGUFError` for a type that neither this module nor the gguf package can
+    read.
     """
     convert = _CONVERTERS.get(kind)
     if convert is None:
@@ -123,8 +124,8 @@ def _q8_0(blocks: Bytes, out: Floats) -> None:
 def _sub_block_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
     """The 6-bit scales and minima of the 8 sub-blocks, from 12 bytes: two arrays [n, 8].
 
-    Bytes 0-3 and 4-7 hold the first four scales and minima; their upper two bits complete the nibbles
-    of bytes 8-11, the last four of both.
+    Bytes 0-3 and 4-7 hold the first four scales and minima; their upper two bits complete the
+    nibbles of bytes 8-11, the last four of both.
     """
     first_scales, first_minima, last = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate((first_scales & 63, (last & 15) | (first_scales >> 6 << 4)), axis=1)
