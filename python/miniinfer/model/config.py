@@ -8,7 +8,14 @@ from typing import Literal
 
 from .errors import ModelLoadError
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "ModelConfig", "RopeConfig", "RopeKind", "check_heads"]
+__all__ = [
+    "MAX_LAYERS",
+    "SUPPORTED_ARCHITECTURES",
+    "ModelConfig",
+    "RopeConfig",
+    "RopeKind",
+    "check_heads",
+]
 
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -16,6 +23,8 @@ SUPPORTED_ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
+
+MAX_LAYERS = 10_000  # far beyond any model; a damaged file must not cost memory
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 

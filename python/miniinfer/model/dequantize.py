@@ -27,6 +27,7 @@ _CHUNK_ELEMENTS = 1 << 18
 
 _LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 _NIBBLE = np.uint64(4)
+_FOUR = np.uint8(4)
 
 
 def dequantize(data: Bytes, kind: GGMLType, out: Floats) -> None:
@@ -77,7 +78,7 @@ def _nibbles(packed: Bytes, width: int) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """The 32 bits of [n, 4] bytes, lowest first, as 16 or 0: [n, 32] uint8."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") << _FOUR
 
 
 def _f32(blocks: Bytes, out: Floats) -> None:

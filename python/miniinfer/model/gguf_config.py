@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from ..gguf_file import GGUFFile
-from .config import ModelConfig, RopeConfig, check_heads
+from .config import MAX_LAYERS, ModelConfig, RopeConfig, check_heads
 from .errors import ModelLoadError
 from .settings import Settings
 
@@ -55,7 +55,7 @@ def gguf_model_config(file: GGUFFile) -> ModelConfig:
         raise ModelLoadError(f"{file.path}: tensor 'token_embd.weight' is missing")
     hidden_size = settings.integer("embedding_length")
     num_heads = settings.integer("attention.head_count")
-    num_layers = settings.integer("block_count")
+    num_layers = settings.integer("block_count", limit=MAX_LAYERS)
     head_dim = settings.integer("attention.key_length", hidden_size // num_heads)
     if settings.integer("rope.dimension_count", head_dim) != head_dim:
         settings.fail("rope.dimension_count", f"must equal the head size, {head_dim}")

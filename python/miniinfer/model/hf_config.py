@@ -7,7 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from .config import SUPPORTED_ARCHITECTURES, ModelConfig, RopeConfig, RopeKind, check_heads
+from .config import (
+    MAX_LAYERS,
+    SUPPORTED_ARCHITECTURES,
+    ModelConfig,
+    RopeConfig,
+    RopeKind,
+    check_heads,
+)
 from .errors import ModelLoadError
 from .settings import Settings
 
@@ -62,7 +69,7 @@ def hf_model_config(
     _refuse_unsupported(settings)
     hidden_size = settings.integer("hidden_size")
     num_heads = settings.integer("num_attention_heads")
-    num_layers = settings.integer("num_hidden_layers")
+    num_layers = settings.integer("num_hidden_layers", limit=MAX_LAYERS)
     max_position_embeddings = settings.integer("max_position_embeddings")
     is_llama = architecture == "LlamaForCausalLM"
     is_qwen2 = architecture == "Qwen2ForCausalLM"

@@ -45,13 +45,15 @@ class Settings:
             self.fail(key, "is missing")
         return value
 
-    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A positive integer."""
+    def integer(self, key: str, default: Any = _REQUIRED, limit: int = 2**31 - 1) -> Any:
+        """A positive integer up to `limit`."""
         value = self._required(key, default)
         if value is default:
             return value
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             self.fail(key, f"must be a positive integer, not {value!r}")
+        if value > limit:
+            self.fail(key, f"of {value} exceeds the limit of {limit}")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
