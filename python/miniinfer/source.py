@@ -22,7 +22,7 @@ BUILTIN_ALIASES = ("smollm2",)
 
 # `.bin` and `.pth` weights are pickles, which run code when loaded: they are never downloaded.
 _NEEDED_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
-_UNNEEDED_FILES = ["original/*", "onnx/*", "*.bin.index.json"]
+_UNNEEDED_FILES = ["original/*", "onnx/*", "consolidated*", "*.bin.index.json"]
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 _MAGIC = b"GGUF"
 
