@@ -1,7 +1,7 @@
 """Times the sampler: microseconds per step for a batch of rows, for usual mixes of parameters.
 
-Run `python benches/sampling.py --rows 8 --vocab 49152`. Logits are drawn so that the best token has
-a probability like a language model's; `--spread` makes the distribution flatter or sharper.
+Run `python benches/sampling.py --rows 8 --vocab 49152`. Probabilities fall with a power of the rank,
+as a language model's roughly do; `--power` makes the distribution sharper (2) or flatter (1).
 """
 
 import argparse
@@ -50,13 +50,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--vocab", type=int, default=49152)
-    parser.add_argument("--spread", type=float, default=3.0)
+    parser.add_argument("--power", type=float, default=1.5)
     parser.add_argument("--repeat", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    logits = torch.randn(arguments.rows, arguments.vocab) * arguments.spread
+    ranks = torch.rand(arguments.rows, arguments.vocab).argsort(-1) + 1
+    logits = -arguments.power * ranks.log()
     print(f"{arguments.rows} rows, {arguments.vocab} tokens, {arguments.threads} threads")
     for name, case in CASES.items():
         batch = make_batch(arguments.rows, case)

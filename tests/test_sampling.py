@@ -40,7 +40,7 @@ def reference_distribution(logits, temperature, top_k, top_p, min_p):
     top_k = top_k if 0 < top_k < logits.shape[0] else 0
     weights = ((logits - logits.max()) / temperature).exp()
     weights = torch.where(weights >= min_p, weights, 0.0).double()
-    if top_k == 0 and top_p == 1:
+    if top_k == 0 and top_p == 1 and min_p == 0:
         return torch.arange(logits.shape[0]), weights
     order = logits.sort(descending=True, stable=True).indices
     weights = weights[order]
