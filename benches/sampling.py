@@ -1,7 +1,7 @@
 """Times the sampler: microseconds per step for a batch of rows, for usual mixes of parameters.
 
-Run `python benches/sampling.py --rows 8 --vocab 49152`. Probabilities fall with a power of the rank,
-as a language model's roughly do; `--power` makes the distribution sharper (2) or flatter (1).
+Run `python benches/sampling.py --rows 8 --vocab 49152`. Probabilities fall with a power of the
+rank, as a language model's roughly do; `--power` makes the distribution sharper or flatter.
 """
 
 import argparse
