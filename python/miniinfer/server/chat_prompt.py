@@ -1,0 +1,162 @@
+"""A conversation to token ids, through the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from miniinfer.chat_template import ChatTemplateError
+
+from .config import ServerConfig
+from .engine_api import Tokenizer
+from .errors import ApiError, invalid
+from .prompts import run_sized
+from .protocol import ChatMessage, ContentPart
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_RESERVED_KWARGS = frozenset(
+    (
+        "self",
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "add_special_tokens",
+    )
+)
+
+
+class Conversation(Protocol):
+    """The fields of a body that shape a chat prompt."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+async def tokenize_chat(
+    messages: list[ChatMessage],
+    options: Conversation,
+    *,
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    executor: Executor,
+    extra_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return the ids of a conversation; raises `ApiError` 400 for one that cannot be rendered."""
+    plain = plain_messages(messages)
+    kwargs = _template_kwargs(options, config, extra_kwargs or {})
+    continues = bool(options.continue_final_message)
+    if continues and options.add_generation_prompt:
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt cannot both be true",
+        )
+    generation_prompt = options.add_generation_prompt
+    template = _template(options, config)
+
+    def render() -> list[int]:
+        return tokenizer.encode_chat(
+            plain,
+            add_generation_prompt=not continues if generation_prompt is None else generation_prompt,
+            continue_final_message=continues,
+            chat_template=template,
+            **kwargs,
+        )
+
+    try:
+        ids = await run_sized(executor, _characters(plain), render)
+    except ChatTemplateError as error:
+        raise invalid("messages", str(error), "chat_template_error") from error
+    if not ids:
+        raise invalid("messages", "the conversation renders to an empty prompt", "empty_prompt")
+    return ids
+
+
+def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Return validated messages as the dictionaries that templates read."""
+    if not messages:
+        raise invalid("messages", "messages must hold at least one message", "empty_prompt")
+    for position, message in enumerate(messages):
+        _check_message(message, f"messages[{position}]")
+    return [_plain_message(message) for message in messages]
+
+
+def _check_message(message: ChatMessage, name: str) -> None:
+    if message.role not in ROLES:
+        raise invalid("messages", f"{name}.role must be one of {list(ROLES)}, got {message.role!r}")
+    calls = message.tool_calls or None
+    if calls is not None and message.role != "assistant":
+        raise invalid("messages", f"{name}.tool_calls is only for the assistant role")
+    if message.content is None and not (message.role == "assistant" and calls):
+        raise invalid("messages", f"{name}.content is required for the role {message.role!r}")
+    if isinstance(message.content, list):
+        if not message.content:
+            raise invalid("messages", f"{name}.content must not be an empty list")
+        for position, part in enumerate(message.content):
+            _check_part(part, f"{name}.content[{position}]")
+
+
+def _check_part(part: ContentPart, name: str) -> None:
+    if part.type != "text":
+        raise invalid("messages", f"{name}.type must be 'text', got {part.type!r}")
+    if part.text is UNSET:
+        raise invalid("messages", f"{name}.text is required")
+
+
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    if not plain.get("tool_calls"):
+        plain.pop("tool_calls", None)
+    return plain
+
+
+def _characters(messages: list[dict[str, Any]]) -> int:
+    """Return about how much text a conversation holds; each message counts for its frame too."""
+    total = 0
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, list):
+            total += sum(len(part["text"]) for part in content)
+        elif content is not None:
+            total += len(content)
+        for call in message.get("tool_calls", ()):
+            total += len(str(call["function"]["arguments"]))
+    return total + 32 * len(messages)
+
+
+def _template_kwargs(
+    options: Conversation, config: ServerConfig, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    kwargs = {**config.default_chat_template_kwargs, **extra}
+    kwargs.update(options.chat_template_kwargs or {})
+    reserved = sorted(_RESERVED_KWARGS.intersection(kwargs))
+    if reserved:
+        raise invalid(
+            "chat_template_kwargs", f"chat_template_kwargs must not set {', '.join(reserved)}"
+        )
+    return kwargs
+
+
+def _template(options: Conversation, config: ServerConfig) -> str | None:
+    if options.chat_template is None:
+        return config.chat_template
+    if not config.trust_request_chat_template:
+        raise _untrusted_template()
+    return options.chat_template
+
+
+def _untrusted_template() -> ApiError:
+    return invalid(
+        "chat_template",
+        "chat_template is not taken from requests by this server; "
+        "start it with --trust-request-chat-template to allow them",
+        "unsupported_parameter",
+    )

@@ -1,0 +1,115 @@
+"""HTTP errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from .engine_api import Engine
+
+RETRY_AFTER_SECONDS = 5
+
+
+class ApiError(Exception):
+    """An answer that is an error: HTTP status, message and OpenAI's type, param and code."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def fields(self) -> dict[str, str | None]:
+        """Return OpenAI's error object."""
+        return {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+
+    def body(self) -> bytes:
+        """Return the JSON of the error object under its key `error`."""
+        return msgspec.json.encode({"error": self.fields()})
+
+    def response(self) -> web.Response:
+        """Return the error as a whole HTTP answer."""
+        return web.Response(
+            status=self.status,
+            body=self.body(),
+            content_type="application/json",
+            headers=self.headers,
+        )
+
+
+def invalid(param: str, message: str, code: str | None = None) -> ApiError:
+    """Return a 400 for one parameter of the body."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str, *, retry: bool = True) -> ApiError:
+    """Return a 503; `retry` adds a Retry-After header."""
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if retry else {}
+    return ApiError(503, message, type="service_unavailable", code=code, headers=headers)
+
+
+def shutting_down() -> ApiError:
+    """Return the 503 of a server that is stopping."""
+    return unavailable("the server is shutting down", "shutting_down")
+
+
+def internal(message: str = "internal server error") -> ApiError:
+    """Return a 500."""
+    return ApiError(500, message, type="server_error", code="internal_error")
+
+
+def engine_failure(engine: Engine, message: str | None) -> ApiError:
+    """Return the error of a request that the engine failed: 503 if the engine itself is dead."""
+    if engine.is_healthy:
+        return internal(message or "the engine failed this request")
+    return unavailable(engine.error or message or "the engine is dead", "engine_dead", retry=False)
+
+
+def from_value_error(error: ValueError) -> ApiError:
+    """Return the 400 for a refusal by the engine or the sampling parameters.
+
+    Their exceptions may carry `param` and `code`; both are optional.
+    """
+    return ApiError(
+        400,
+        getattr(error, "message", None) or str(error),
+        param=getattr(error, "param", None),
+        code=getattr(error, "code", None),
+    )
+
+
+def from_http_exception(error: web.HTTPException, method: str, path: str) -> ApiError:
+    """Return aiohttp's own refusals (404, 405, 413, ...) in the JSON shape."""
+    headers = {}
+    if isinstance(error, web.HTTPNotFound):
+        message, code = f"no such route: {method} {path}", "route_not_found"
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message, code = f"{path} takes {allowed}, not {method}", "method_not_allowed"
+        headers["Allow"] = allowed
+    elif isinstance(error, web.HTTPRequestEntityTooLarge):
+        message, code = error.text or error.reason, "request_too_large"
+    else:
+        message, code = error.text or error.reason, "http_error"
+    return ApiError(error.status, message, code=code, headers=headers)

@@ -1,0 +1,114 @@
+"""POST /generate: the plain route, with events of `{request_id, text, finished}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from .engine_api import Delta
+from .envelope import origin_of
+from .errors import ApiError, invalid
+from .generation import Generation, Work
+from .json_body import read_body
+from .params import DEFAULT_COMPLETION_TOKENS, sampling_params, token_limit
+from .prompts import tokenize_prompts
+from .protocol import GenerateRequest, refuse_unsupported
+from .responses import encode
+from .sse import event, respond_stream
+from .state import STATE
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """Continue one prompt with one answer, whole or as a stream."""
+    state = request.app[STATE]
+    body = await read_body(request, GenerateRequest)
+    engine = state.check_accepting()
+    state.check_model(body.model)
+    with state.track():
+        refuse_unsupported(body)
+        if body.n not in (None, 1):
+            raise invalid("n", f"n must be 1 on this route, got {body.n}")
+        prompts = await tokenize_prompts(body.prompt, engine.tokenizer, state.executor)
+        if len(prompts) != 1:
+            raise invalid("prompt", f"this route takes one prompt, got {len(prompts)}")
+        limit = token_limit(
+            len(prompts[0]),
+            engine.max_model_len,
+            requested=body.max_tokens,
+            default=DEFAULT_COMPLETION_TOKENS,
+        )
+        params = sampling_params(
+            body,
+            engine.default_sampling_params,
+            max_tokens=limit,
+            vocab_size=engine.tokenizer.vocab_size,
+        )
+        work = Work(token_ids=prompts[0], params=params)
+        origin = origin_of(request, body, "gen")
+        generation = Generation(engine, state.metrics, [work], origin)
+        writer = GenerateWriter(origin.request_id, generation, body)
+        if body.stream:
+            return await respond_stream(request, generation, writer)
+        answer = await writer.whole_answer()
+    return web.Response(body=encode(answer), content_type="application/json")
+
+
+class GenerateWriter:
+    """Writes the answer whole or as events; see `sse.StreamFormat`."""
+
+    def __init__(self, request_id: str, generation: Generation, body: GenerateRequest) -> None:
+        self._request_id = request_id
+        self._generation = generation
+        self._stop_token_ids = frozenset(body.stop_token_ids or ())
+
+    def start(self) -> bytes:
+        """Return nothing: this stream has no preamble."""
+        return b""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return a text event if there is any, and the last event if the request is over."""
+        events = b""
+        if delta.text:
+            events = self._event(text=delta.text, finished=False)
+        if delta.finish_reason is not None:
+            events += self._event(text="", finished=True, stop_reason=self._stop_reason(delta))
+        return events
+
+    def end(self) -> bytes:
+        """Return nothing: the last event came with the finish."""
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the last event of a request that failed, with the error's object."""
+        reason = "cancelled" if error.code in ("aborted", "shutting_down") else "error"
+        return self._event(text="", finished=True, stop_reason=reason, error=error.fields())
+
+    async def whole_answer(self) -> dict[str, Any]:
+        """Run the request to its end and return all of it."""
+        texts: list[str] = []
+        token_ids: list[int] = []
+        stop_reason = ""
+        async with self._generation as generation:
+            async for _, delta in generation:
+                texts.append(delta.text)
+                token_ids += delta.token_ids
+                if delta.finish_reason is not None:
+                    stop_reason = self._stop_reason(delta)
+        return {
+            "request_id": self._request_id,
+            "text": "".join(texts),
+            "token_ids": token_ids,
+            "finished": True,
+            "stop_reason": stop_reason,
+            "usage": self._generation.usage(),
+        }
+
+    def _event(self, **fields: Any) -> bytes:
+        return event(encode({"request_id": self._request_id, **fields}))
+
+    def _stop_reason(self, delta: Delta) -> str:
+        if delta.finish_reason == "length":
+            return "max_tokens"
+        asked = isinstance(delta.stop_reason, str) or delta.stop_reason in self._stop_token_ids
+        return "stop" if asked else "eos"

@@ -1,0 +1,276 @@
+"""All the engine streams of one HTTP request, merged into one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from miniinfer.sampling_params import SamplingParams
+
+from .config import MAX_CHOICES
+from .engine_api import Delta, Engine, Stream, TokenLogprob
+from .errors import ApiError, engine_failure, from_value_error, internal, invalid, unavailable
+from .metrics import Metrics
+from .responses import PromptTokensDetails, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One prompt with its parameters."""
+
+    token_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who asks: what the engine is told of a request besides its work."""
+
+    request_id: str
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str | None = None
+
+
+class DeltaSource(Protocol):
+    """The deltas of a request: a `Generation`, or an echo that generates nothing."""
+
+    num_choices: int
+
+    async def __aenter__(self) -> Self:
+        """Submit the request."""
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Cancel what still runs."""
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        """Wait for the next delta and its choice."""
+
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+
+
+class Generation:
+    """Submits the prompts of a request and iterates over (choice index, delta).
+
+    Choice i of prompt p with n choices each has the index p * n + i. Entering submits, leaving
+    cancels whatever still runs, so a request never outlives its handler. Iteration ends when
+    every choice has finished with stop or length; anything else raises `ApiError`.
+    """
+
+    def __init__(
+        self, engine: Engine, metrics: Metrics, work: Sequence[Work], origin: Origin
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._work = work
+        self._origin = origin
+        self.choices_per_prompt = work[0].params.n
+        self.num_choices = _count_choices(work)
+        self._streams: list[Stream] = []
+        self._queue: asyncio.Queue[tuple[int, Delta | Exception]] | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self._output_tokens = [0] * self.num_choices
+        self._cached_tokens = [0] * len(work)
+        self._unfinished = set(range(self.num_choices))
+        self._arrival = time.monotonic()
+        self._last_delta: list[float | None] = [None] * self.num_choices
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._submit_all()
+        except BaseException:
+            self._cancel_streams()
+            raise
+        if len(self._streams) > 1:
+            self._queue = asyncio.Queue(len(self._streams))
+            self._pumps = [
+                asyncio.create_task(self._pump(position, stream))
+                for position, stream in enumerate(self._streams)
+            ]
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._cancel_streams()
+        for pump in self._pumps:
+            pump.cancel()
+        if self._pumps:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        try:
+            position, delta = await self._next_delta()
+        except StopAsyncIteration:
+            raise internal("the engine ended the request without a result") from None
+        except ApiError:
+            raise
+        except Exception as error:
+            # A dead engine answers for every request; anything else is a defect to be logged.
+            if self._engine.is_healthy:
+                raise
+            raise engine_failure(self._engine, str(error)) from error
+        index = position * self.choices_per_prompt + delta.index
+        self._account(position, index, delta)
+        return index, delta
+
+    def usage(self) -> Usage:
+        """Return the tokens so far; a prompt counts once, however many choices it has."""
+        return _usage(self._work, sum(self._output_tokens), sum(self._cached_tokens))
+
+    def _submit_all(self) -> None:
+        for position, work in enumerate(self._work):
+            request_id = self._origin.request_id
+            if len(self._work) > 1:
+                request_id = f"{request_id}-{position}"
+            try:
+                stream = self._engine.submit(
+                    work.token_ids,
+                    work.params,
+                    request_id=request_id,
+                    priority=self._origin.priority,
+                    tenant=self._origin.tenant,
+                    cache_salt=self._origin.cache_salt,
+                )
+            except ValueError as error:
+                raise from_value_error(error) from error
+            except Exception as error:
+                if self._engine.is_healthy:
+                    raise
+                raise engine_failure(self._engine, str(error)) from error
+            self._streams.append(stream)
+
+    def _cancel_streams(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    async def _next_delta(self) -> tuple[int, Delta]:
+        if self._queue is None:
+            return 0, await self._streams[0].__anext__()
+        position, item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return position, item
+
+    async def _pump(self, position: int, stream: Stream) -> None:
+        """Move one stream's deltas into the queue, whose bound passes back-pressure on."""
+        assert self._queue is not None, "pumps run only beside a queue"
+        remaining = self.choices_per_prompt
+        try:
+            while remaining:
+                delta = await stream.__anext__()
+                remaining -= delta.finish_reason is not None
+                await self._queue.put((position, delta))
+        except Exception as error:
+            await self._queue.put((position, error))
+
+    def _account(self, position: int, index: int, delta: Delta) -> None:
+        self._output_tokens[index] = delta.num_output_tokens
+        if delta.index == 0:
+            self._cached_tokens[position] = delta.num_cached_tokens
+        now = time.monotonic()
+        last = self._last_delta[index]
+        if last is None:
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+        elif delta.token_ids:
+            self._metrics.inter_token_latency.observe((now - last) / len(delta.token_ids))
+        self._last_delta[index] = now
+        if delta.finish_reason is None:
+            return
+        if delta.finish_reason == "error":
+            raise engine_failure(self._engine, delta.error)
+        if delta.finish_reason == "abort":
+            raise unavailable("the engine aborted the request", "aborted")
+        self._unfinished.discard(index)
+        self._metrics.generation_tokens.observe(delta.num_output_tokens)
+        if not self._unfinished:
+            self._metrics.request_latency.observe(now - self._arrival)
+            for work in self._work:
+                self._metrics.prompt_tokens.observe(len(work.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _EchoDelta:
+    """The end of a choice that generates nothing."""
+
+    index: int
+    num_prompt_tokens: int
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprob] | None = None
+    finish_reason: str | None = "length"
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class EchoOnly:
+    """The source of a request for zero tokens: every choice is over at once."""
+
+    def __init__(self, work: Sequence[Work]) -> None:
+        self._work = work
+        self.num_choices = _count_choices(work)
+        self._indices = iter(range(self.num_choices))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        for index in self._indices:
+            position, choice = divmod(index, self._work[0].params.n)
+            return index, _EchoDelta(choice, len(self._work[position].token_ids))
+        raise StopAsyncIteration
+
+    def usage(self) -> Usage:
+        """Return the prompt's tokens."""
+        return _usage(self._work, 0, 0)
+
+
+def _count_choices(work: Sequence[Work]) -> int:
+    choices = sum(item.params.n for item in work)
+    if choices > MAX_CHOICES:
+        raise invalid("n", f"a request may ask for {MAX_CHOICES} choices, got {choices}")
+    return choices
+
+
+def _usage(work: Sequence[Work], output_tokens: int, cached_tokens: int) -> Usage:
+    prompt_tokens = sum(len(item.token_ids) for item in work)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=output_tokens,
+        total_tokens=prompt_tokens + output_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )

@@ -1,0 +1,68 @@
+"""Read a JSON body into a typed struct, with an error that names the place."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from .errors import ApiError
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_LOCATED = re.compile(r"^(?P<what>.*?)(?: - at (?:key in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
+
+
+async def read_body(request: web.Request, body_type: type[Body]) -> Body:
+    """Decode the request's JSON body; any Content-Type is taken as JSON.
+
+    Raises `ApiError` 400 for JSON that is malformed, nested too deeply or of the wrong types
+    (NaN and Infinity are not JSON). A body over the size limit raises aiohttp's 413.
+    """
+    try:
+        raw = await request.read()
+    except (aiohttp.ClientError, web.RequestPayloadError) as error:
+        raise ApiError(400, f"cannot read the body: {error}", code="invalid_body") from error
+    return decode_body(raw, body_type)
+
+
+def decode_body(raw: bytes, body_type: type[Body]) -> Body:
+    """Decode bytes as JSON of the given type; see `read_body`."""
+    if not raw.strip():
+        raise ApiError(400, "the body is empty; send a JSON object", code="invalid_json")
+    try:
+        # The decoder skips unknown fields without looking at their bytes.
+        str(raw, "utf-8")
+        body: Body = _decoder(body_type).decode(raw)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from error
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: {error}", code="invalid_json") from error
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from error
+    return body
+
+
+@functools.cache
+def _decoder(body_type: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(body_type)
+
+
+def _wrong_type(error: msgspec.ValidationError) -> ApiError:
+    """Turn "Expected `int`, got `str` - at `$.n`" into a 400 for the parameter n."""
+    located = _LOCATED.match(str(error))
+    what, path = (located["what"], located["path"]) if located else (str(error), None)
+    what = what.replace("`", "")
+    what = what[:1].lower() + what[1:]
+    place = (path or "").removeprefix("$").removeprefix(".")
+    param = re.split(r"[.\[]", place)[0] or None
+    if param is None and (missing := re.search(r"missing required field (\w+)", what)):
+        param = place = missing[1]
+    message = f"{place or 'the body'}: {what}"
+    return ApiError(400, message, param=param, code="invalid_type")

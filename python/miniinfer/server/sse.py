@@ -1,0 +1,147 @@
+"""Server-sent events over aiohttp, and the one way every stream is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from aiohttp import web
+
+from .engine_api import Delta
+from .errors import ApiError, internal
+from .generation import DeltaSource
+from .state import STATE
+
+DONE = b"data: [DONE]\n\n"
+_COMMENT = b": keep-alive\n\n"
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+def event(payload: bytes) -> bytes:
+    """Return one event; the payload is JSON, which never holds a line break."""
+    return b"data: " + payload + b"\n\n"
+
+
+class StreamFormat(Protocol):
+    """Turns deltas into events; each method returns zero or more whole events."""
+
+    def start(self) -> bytes:
+        """Return what comes before the first delta."""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """Return one delta of one choice."""
+
+    def end(self) -> bytes:
+        """Return what comes after the last choice has finished."""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return an error that comes instead of the rest."""
+
+
+class EventStream:
+    """The body of one SSE answer.
+
+    The status line is sent with the first event, so that an error before it can still be an HTTP
+    error. After `keep_alive_interval` seconds of silence a comment is sent instead, and the
+    answer has begun. `await send` waits while the client does not read.
+    """
+
+    def __init__(self, request: web.Request, keep_alive_interval: float) -> None:
+        self._request = request
+        self.response = web.StreamResponse(headers=_HEADERS)
+        self._interval = keep_alive_interval
+        self._starting = asyncio.Lock()
+        self._last_write = time.monotonic()
+        self._keep_alive: asyncio.Task[None] | None = None
+
+    async def started(self) -> bool:
+        """Return whether the status line is out or on its way."""
+        async with self._starting:
+            return self.response.prepared
+
+    async def __aenter__(self) -> Self:
+        if self._interval > 0:
+            self._keep_alive = asyncio.create_task(self._send_comments())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+            await asyncio.gather(self._keep_alive, return_exceptions=True)
+
+    async def send(self, events: bytes) -> None:
+        """Write whole events; nothing for empty bytes."""
+        if not events:
+            return
+        if not self.response.prepared:
+            async with self._starting:
+                if not self.response.prepared:
+                    await self.response.prepare(self._request)
+        self._last_write = time.monotonic()
+        await self.response.write(events)
+
+    async def _send_comments(self) -> None:
+        while True:
+            silence = time.monotonic() - self._last_write
+            if silence >= self._interval:
+                await self.send(_COMMENT)
+                silence = 0.0
+            await asyncio.sleep(self._interval - silence)
+
+
+async def respond_stream(
+    request: web.Request, generation: DeltaSource, stream_format: StreamFormat
+) -> web.StreamResponse:
+    """Answer a request with its deltas as they come, then `[DONE]` exactly once."""
+    state = request.app[STATE]
+    async with EventStream(request, state.config.keep_alive_interval) as events:
+        try:
+            await _send_deltas(events, generation, stream_format)
+        except ConnectionError:
+            # The client has gone, and `generation` has cancelled the engine's side.
+            return events.response
+        except asyncio.CancelledError:
+            error = state.aborted()
+            if error is None:
+                raise
+            await _fail(events, error, stream_format)
+        except ApiError as error:
+            await _fail(events, error, stream_format)
+        except Exception:
+            if not await events.started():
+                raise
+            request.app.logger.exception("a stream failed")
+            await _fail(events, internal(), stream_format)
+        await events.send(DONE)
+        return events.response
+
+
+async def _send_deltas(
+    events: EventStream, generation: DeltaSource, stream_format: StreamFormat
+) -> None:
+    async with generation as deltas:
+        begun = False
+        async for index, delta in deltas:
+            payload = stream_format.delta(index, delta)
+            if not begun:
+                begun = True
+                payload = stream_format.start() + payload
+            await events.send(payload)
+    await events.send(stream_format.end())
+
+
+async def _fail(events: EventStream, error: ApiError, stream_format: StreamFormat) -> None:
+    if not await events.started():
+        raise error
+    await events.send(stream_format.error(error))

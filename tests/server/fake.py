@@ -1,0 +1,199 @@
+"""A scripted engine: yields the deltas a test lists and records what the server does to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from miniinfer.chat_template import ChatTemplateError
+from miniinfer.sampling_params import RequestOutputKind, SamplingParams
+
+EOS = 257
+VOCAB_SIZE = 300
+CHAT_FRAME = 3
+"""Tokens that the fake chat template adds to each message."""
+
+
+@dataclass(frozen=True)
+class FakeLogprob:
+    token_id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    rank: int = 1
+    top: Sequence[tuple[int, str, bytes, float]] = ()
+
+
+@dataclass
+class FakeDelta:
+    text: str = ""
+    index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[FakeLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class Pause:
+    """A step that waits for the test, or for ever."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.go = asyncio.Event()
+
+
+Step = FakeDelta | Exception | Pause | float
+Script = Callable[[list[int], SamplingParams], list[Step]]
+
+
+class FakeTokenizer:
+    """One token per UTF-8 byte; 256 is BOS, 257 EOS."""
+
+    vocab_size = VOCAB_SIZE
+    chat_template = "fake"
+
+    def __init__(self, adds_bos: bool = False) -> None:
+        self.adds_bos = adds_bos
+        self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [256] * (self.adds_bos and add_special_tokens) + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        self.chats.append((messages, options))
+        if any("refuse" in str(message["content"]) for message in messages):
+            raise ChatTemplateError("the template refuses this")
+        text = "".join(str(message["content"] or "") for message in messages)
+        return list(text.encode()) + [0] * (CHAT_FRAME * len(messages))
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request_id: str, steps: list[Step]) -> None:
+        self.request_id = request_id
+        self.cancelled = False
+        self.finished = False
+        self._engine = engine
+        self._steps = iter(steps)
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> FakeDelta:
+        for step in self._steps:
+            if isinstance(step, FakeDelta):
+                return step
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, Pause):
+                step.reached.set()
+                await step.go.wait()
+            else:
+                await asyncio.sleep(step)
+        self.finished = True
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Submitted:
+    token_ids: list[int]
+    params: SamplingParams
+    options: dict[str, Any]
+    stream: FakeStream
+
+
+class FakeEngine:
+    """Satisfies `engine_api.Engine`; `script` says what each submitted request yields."""
+
+    def __init__(self, script: Script | None = None, *, max_model_len: int = 64) -> None:
+        self.script = script or (lambda ids, params: answer(params, ["Hel", "lo"]))
+        self.tokenizer = FakeTokenizer()
+        self.model_name = "fake-model"
+        self.max_model_len = max_model_len
+        self.default_sampling_params: dict[str, Any] = {}
+        self.is_healthy = True
+        self.error: str | None = None
+        self.closed = False
+        self.requests: list[Submitted] = []
+        self.refuse: Exception | None = None
+        self.counters: dict[str, Any] = {"num_requests_running": 1, "request_success": {"stop": 2}}
+
+    def submit(self, prompt_token_ids: list[int], params: SamplingParams, **options: Any) -> Any:
+        if self.refuse is not None:
+            raise self.refuse
+        ids = {request.options["request_id"] for request in self.requests}
+        assert options["request_id"] not in ids, "the server reused a request id"
+        stream = FakeStream(self, options["request_id"], self.script(prompt_token_ids, params))
+        self.requests.append(Submitted(prompt_token_ids, params, options, stream))
+        return stream
+
+    def die(self, message: str = "CUDA error") -> None:
+        self.is_healthy = False
+        self.error = message
+
+    def stats(self) -> dict[str, Any]:
+        return self.counters
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def answer(
+    params: SamplingParams,
+    pieces: Sequence[str],
+    *,
+    finish_reason: str = "stop",
+    stop_reason: int | str | None = None,
+    prompt: int = 5,
+    cached: int = 0,
+    logprobs: bool | None = None,
+) -> list[Step]:
+    """Return the script of a request that says `pieces` in each of its choices, in turn.
+
+    As the engine does, a request for the final output alone gets one delta per choice.
+    """
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        pieces = ["".join(pieces)]
+    with_logprobs = params.logprobs is not None if logprobs is None else logprobs
+    steps: list[Step] = []
+    produced = 0
+    for position, piece in enumerate(pieces):
+        produced += len(piece)
+        last = position == len(pieces) - 1
+        steps += [
+            FakeDelta(
+                piece,
+                index=index,
+                token_ids=list(piece.encode()),
+                logprobs=[logprob(c, params.logprobs or 0) for c in piece]
+                if with_logprobs
+                else None,
+                finish_reason=finish_reason if last else None,
+                stop_reason=stop_reason if last else None,
+                num_prompt_tokens=prompt,
+                num_cached_tokens=cached,
+                num_output_tokens=produced,
+            )
+            for index in range(params.n)
+        ]
+    return steps
+
+
+def logprob(character: str, top: int) -> FakeLogprob:
+    raw = character.encode()
+    best = [(raw[0] + i, chr(raw[0] + i), bytes([raw[0] + i]), -0.5 - i) for i in range(top)]
+    return FakeLogprob(raw[0], character, raw, -0.5, 1, best)

@@ -1,0 +1,394 @@
+"""Everything around the generating routes: bodies, keys, CORS, errors, health, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from .fake import VOCAB_SIZE, FakeEngine
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "hey"}]}
+RAW = json.dumps(BODY).encode()
+JSON = {"Content-Type": "application/json"}
+
+
+async def error_of(response, status, code=None):
+    body = await response.json()
+    assert response.status == status, body
+    assert response.headers["Content-Type"].startswith("application/json")
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["X-Request-Id"]
+    if code is not None:
+        assert body["error"]["code"] == code
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"  \n",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{'messages': []}",
+        RAW + b"x",
+        b'{"messages": "\xff"}',
+        b'{"unknown": "\xff", ' + RAW[1:],
+        b'{"unknown": NaN, ' + RAW[1:],
+        b'{"temperature": NaN, ' + RAW[1:],
+        b'{"temperature": Infinity, ' + RAW[1:],
+        b'{"temperature": -Infinity, ' + RAW[1:],
+        b'{"temperature": 1e999, ' + RAW[1:],
+        b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b", " + RAW[1:],
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "\\udfff", ' + RAW[1:],
+        b"\x00" * 100,
+        b"\xef\xbb\xbf" + RAW,
+        gzip.compress(RAW),
+    ],
+)
+async def test_bad_bodies(client, engine, raw):
+    async with client.post(CHAT, data=raw, headers=JSON) as response:
+        await error_of(response, 400)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    "content_type", [None, "application/json; charset=utf-8", "text/plain", "nonsense"]
+)
+async def test_any_content_type_is_read_as_json(client, content_type):
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    skip = ["Content-Type"] if content_type is None else None
+    async with client.post(CHAT, data=RAW, headers=headers, skip_auto_headers=skip) as response:
+        assert response.status == 200
+
+
+async def test_gzip_body(client):
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    async with client.post(CHAT, data=gzip.compress(RAW), headers=headers) as response:
+        assert response.status == 200
+    async with client.post(CHAT, data=b"not gzip", headers=headers) as response:
+        assert response.status == 400
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+async def test_body_too_large(start, engine, encoding):
+    client = await start(engine, max_body_size=1000)
+    raw = RAW + b" " * 100_000
+    headers = dict(JSON)
+    if encoding:
+        raw = gzip.compress(raw)
+        headers["Content-Encoding"] = encoding
+    async with client.post(CHAT, data=raw, headers=headers) as response:
+        error = await error_of(response, 413, "request_too_large")
+    assert "1000" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/nope", "/", "/v1/chat/completions/", "/v1/models/"])
+async def test_unknown_routes(client, path):
+    async with client.get(path) as response:
+        await error_of(response, 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("DELETE", "/generate", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("OPTIONS", CHAT, "POST"),
+        ("PUT", "/health", "GET"),
+    ],
+)
+async def test_wrong_method(client, method, path, allowed):
+    async with client.request(method, path) as response:
+        await error_of(response, 405, "method_not_allowed")
+        assert allowed in response.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODY),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/generate", {"prompt": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [97]}),
+    ],
+)
+@pytest.mark.parametrize("model", ["nope", ""])
+async def test_unknown_model(client, engine, path, body, model):
+    async with client.post(path, json={**body, "model": model}) as response:
+        error = await error_of(response, 404, "model_not_found")
+    assert error["param"] == "model"
+    assert repr(model) in error["message"]
+    assert not engine.requests
+
+
+async def test_models(start, engine):
+    client = await start(engine, served_model_names=("org/a", "b"))
+    async with client.get("/v1/models") as response:
+        listed = await response.json()
+    assert [model["id"] for model in listed["data"]] == ["org/a", "b"]
+    assert listed["data"][0]["max_model_len"] == 64
+    async with client.get("/v1/models/org/a") as response:
+        assert await response.json() == listed["data"][0]
+    async with client.get("/v1/models/fake-model") as response:
+        await error_of(response, 404, "model_not_found")
+    async with client.post(CHAT, json={**BODY, "model": "b"}) as response:
+        assert (await response.json())["model"] == "b"
+
+
+async def test_a_defect_is_a_500_that_tells_nothing(client, engine, caplog):
+    def broken(*args, **options):
+        raise RuntimeError("secret detail")
+
+    engine.tokenizer.encode_chat = broken
+    async with client.post(CHAT, json=BODY) as response:
+        error = await error_of(response, 500)
+    assert "secret" not in error["message"]
+    assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer right"},
+        {"Authorization": "bearer right"},
+        {"Authorization": "BEARER  right"},
+        {"Authorization": "Bearer other"},
+        {"X-Api-Key": "right"},
+    ],
+)
+async def test_right_key(start, engine, headers):
+    client = await start(engine, api_keys=("right", "other"))
+    async with client.post(CHAT, json=BODY, headers=headers) as response:
+        assert response.status == 200
+    assert engine.requests[0].options["tenant"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic right"},
+        {"Authorization": "right"},
+        {"Authorization": "Bearer rïght"},
+        {"X-Api-Key": ""},
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/metrics", "/v1/models", "/healthz", "/nope", "/load"])
+async def test_wrong_key(start, engine, headers, path):
+    client = await start(engine, api_keys=("right",))
+    async with client.get(path, headers=headers) as response:
+        error = await error_of(response, 401, "invalid_api_key")
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert error["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_probes_need_no_key(start, engine, path):
+    client = await start(engine, api_keys=("right",))
+    async with client.get(path) as response:
+        assert response.status == 200
+    async with client.head(path) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "expected"),
+    [
+        (("https://a.example",), "https://a.example", "https://a.example"),
+        (("*",), "https://b.example", "*"),
+    ],
+)
+async def test_cors(start, engine, allowed, origin, expected):
+    client = await start(engine, allowed_origins=allowed, api_keys=("right",))
+    preflight = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    async with client.options(CHAT, headers=preflight) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == expected
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        assert "authorization" in response.headers["Access-Control-Allow-Headers"]
+    async with client.post(CHAT, json=BODY, headers={"Origin": origin}) as response:
+        assert response.status == 401
+        assert response.headers["Access-Control-Allow-Origin"] == expected
+    headers = {"Origin": origin, "Authorization": "Bearer right"}
+    async with client.post(CHAT, json={**BODY, "stream": True}, headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["Access-Control-Allow-Origin"] == expected
+
+
+@pytest.mark.parametrize("allowed", [(), ("https://a.example",)])
+async def test_cors_for_other_origins_stays_off(start, engine, allowed):
+    client = await start(engine, allowed_origins=allowed)
+    headers = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    for method in ("OPTIONS", "POST"):
+        async with client.request(method, CHAT, data=RAW, headers=headers) as response:
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
+async def test_loading(start):
+    future = asyncio.get_running_loop().create_future()
+    client = await start(future)
+    for path in ("/health", "/ping", "/healthz"):
+        async with client.get(path) as response:
+            assert response.status == 503
+            assert (await response.json())["status"] == "loading"
+            assert response.headers["Retry-After"]
+    for path in ("/v1/models", "/metrics", "/version", "/load"):
+        async with client.get(path) as response:
+            await error_of(response, 503, "loading")
+            assert response.headers["Retry-After"]
+    async with client.post(CHAT, json=BODY) as response:
+        await error_of(response, 503, "loading")
+    async with client.get("/nope") as response:
+        await error_of(response, 404)
+    engine = FakeEngine()
+    future.set_result(engine)
+    async with client.get("/health") as response:
+        assert (response.status, await response.json()) == (200, {"status": "ok"})
+    async with client.post(CHAT, json=BODY) as response:
+        assert response.status == 200
+    await client.close()
+    assert engine.closed
+
+
+async def test_failed_load(start):
+    future = asyncio.get_running_loop().create_future()
+    future.set_exception(OSError("no such file"))
+    client = await start(future)
+    async with client.get("/health") as response:
+        assert (response.status, await response.json()) == (503, {"status": "failed"})
+    async with client.post(CHAT, json=BODY) as response:
+        await error_of(response, 503, "engine_failed")
+
+
+async def test_health_details(client, engine):
+    engine.counters["kv_cache_usage_perc"] = 0.5
+    async with client.get("/healthz") as response:
+        body = await response.json()
+    assert body["status"] == "ok"
+    assert body["stats"]["kv_cache_usage_perc"] == 0.5
+
+
+async def test_version_and_reset(client):
+    async with client.get("/version") as response:
+        assert set(await response.json()) == {"version"}
+    async with client.post("/reset_prefix_cache") as response:
+        assert response.status == 200
+
+
+async def test_tokenize_prompt(client, engine):
+    engine.tokenizer.adds_bos = True
+    async with client.post("/tokenize", json={"prompt": "ab"}) as response:
+        body = await response.json()
+    assert body == {
+        "count": 3,
+        "max_model_len": 64,
+        "tokens": [256, 97, 98],
+        "token_strs": None,
+    }
+    fields = {"prompt": "ab", "add_special_tokens": False, "return_token_strs": True}
+    async with client.post("/tokenize", json=fields) as response:
+        body = await response.json()
+    assert (body["tokens"], body["token_strs"]) == ([97, 98], ["a", "b"])
+    async with client.post("/tokenize", json={"prompt": "", "add_special_tokens": False}) as r:
+        assert (await r.json())["tokens"] == []
+
+
+async def test_tokenize_messages(client, engine):
+    fields = {**BODY, "add_generation_prompt": False, "chat_template_kwargs": {"a": 1}}
+    async with client.post("/tokenize", json=fields) as response:
+        assert (await response.json())["tokens"] == [*b"hey", 0, 0, 0]
+    [(_, options)] = engine.tokenizer.chats
+    assert options["add_generation_prompt"] is False
+    assert options["a"] == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "a", **BODY}, {"prompt": 5}, {"prompt": ["a"]}, {"messages": []}]
+)
+async def test_bad_tokenize(client, body):
+    async with client.post("/tokenize", json=body) as response:
+        await error_of(response, 400)
+
+
+async def test_detokenize(client):
+    async with client.post("/detokenize", json={"tokens": [97, 98]}) as response:
+        assert await response.json() == {"prompt": "ab"}
+    async with client.post("/detokenize", json={"tokens": []}) as response:
+        assert await response.json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize("tokens", [[-1], [VOCAB_SIZE], [1.5], [True], ["a"], None, "a", [10**30]])
+async def test_bad_detokenize(client, tokens):
+    async with client.post("/detokenize", json={"tokens": tokens}) as response:
+        error = await error_of(response, 400)
+    assert error["param"] == "tokens"
+
+
+async def test_metrics(client, engine):
+    engine.counters |= {"prompt_tokens": 10, "generation_tokens": 7, "kv_cache_usage_perc": 0.25}
+    async with client.post(CHAT, json={**BODY, "stream": True}) as response:
+        await response.read()
+    samples = await scrape(client)
+    labels = (("model_name", "fake-model"),)
+    assert samples["miniinfer:prompt_tokens_total", labels] == 10
+    assert samples["miniinfer:kv_cache_usage_perc", labels] == 0.25
+    assert samples["miniinfer:num_requests_running", labels] == 1
+    success = (("finished_reason", "stop"), *labels)
+    assert samples["miniinfer:request_success_total", success] == 2
+    assert samples["miniinfer:time_to_first_token_seconds_count", labels] == 1
+    assert samples["miniinfer:inter_token_latency_seconds_count", labels] == 1
+    assert samples["miniinfer:e2e_request_latency_seconds_count", labels] == 1
+    assert samples["miniinfer:request_generation_tokens_sum", labels] == 5
+
+
+async def test_counters_never_go_back(client, engine):
+    labels = (("model_name", "fake-model"),)
+    for reported, expected in ((10, 10), (4, 10), (-5, 10), (12, 12)):
+        engine.counters["prefix_cache_hits"] = reported
+        samples = await scrape(client)
+        assert samples["miniinfer:prefix_cache_hits_total", labels] == expected
+
+
+async def scrape(client):
+    async with client.get("/metrics") as response:
+        assert response.status == 200
+        text = await response.text()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_http_1_0_client_gets_a_stream_without_chunking(client):
+    body = json.dumps({**BODY, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    head = f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    head, _, events = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in head
+    assert b"chunked" not in head.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
