@@ -1,0 +1,106 @@
+# One target a job; CI calls the same ones. `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+HOST ?= 127.0.0.1
+PORT ?= 8000
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+PYTHON_SOURCES := $(shell find python kernels -name '*.py' -o -name '*.pyi') pyproject.toml README.md
+
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# --- set-up ---------------------------------------------------------------------------------------
+
+$(VENV)/.created:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "miniinfer needs Python 3.11 or newer, not " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip uv
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml tests/constraints.txt
+	$(UV) pip install --quiet -r pyproject.toml --group dev -c tests/constraints.txt
+	touch $@
+
+$(VENV)/.wheel: $(VENV)/.installed $(RUST_SOURCES) $(PYTHON_SOURCES)
+	rm -rf dist
+	$(BIN)/maturin build --release --locked --quiet --interpreter $(BIN)/python --out dist
+	$(UV) pip install --quiet --no-deps --reinstall dist/*.whl
+	touch $@
+
+$(VENV)/.model: $(VENV)/.wheel
+	$(BIN)/miniinfer fetch
+	touch $@
+
+$(VENV)/.tokenizers: $(VENV)/.installed tests/fetch_tokenizers.py
+	$(BIN)/python tests/fetch_tokenizers.py $(VENV)/tokenizers
+	touch $@
+
+.PHONY: setup
+setup: $(VENV)/.model ## Make .venv, build and install the wheel, fetch the built-in model
+
+# --- run ------------------------------------------------------------------------------------------
+
+.PHONY: serve
+serve: setup ## Serve the built-in model on HOST:PORT (127.0.0.1:8000)
+	$(BIN)/miniinfer serve --host $(HOST) --port $(PORT)
+
+.PHONY: chat
+chat: setup ## Talk to the built-in model in the terminal
+	$(BIN)/miniinfer chat
+
+# --- check ----------------------------------------------------------------------------------------
+
+.PHONY: test
+test: test-rust test-python ## Run every test, the Python ones against the installed wheel
+
+.PHONY: test-rust
+test-rust: $(VENV)/.tokenizers ## Unit, property and stress tests of the core
+	MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers cargo test --locked --quiet -p miniinfer-core
+
+.PHONY: test-python
+test-python: setup $(VENV)/.tokenizers ## Tests of the package, kernels and server
+	MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers $(BIN)/python -m pytest
+
+.PHONY: test-loom
+test-loom: ## Model-check the channel and the wake
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release -p miniinfer-core --lib loom
+
+.PHONY: test-long
+test-long: ## Property tests in their long form: 10,000 programs each
+	PROPTEST_CASES=10000 cargo test --locked --release -p miniinfer-core
+
+.PHONY: lint
+lint: $(VENV)/.wheel ## Formatting, clippy, ruff, mypy, stubtest
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest miniinfer._core
+
+.PHONY: format
+format: $(VENV)/.installed ## Format the sources
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# --- measure --------------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: ## The core's micro-benchmarks
+	cargo bench --locked -p miniinfer-core
+
+# --- tidy -----------------------------------------------------------------------------------------
+
+.PHONY: clean
+clean: ## Remove what was built, the environment included
+	rm -rf $(VENV) target dist
