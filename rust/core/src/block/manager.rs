@@ -206,18 +206,14 @@ impl<H: TokenHash> BlockManager<H> {
                 free: self.num_free(),
             });
         }
-        table.reserve(count);
-        for _ in 0..count {
-            let block = self
-                .pool
-                .take_front()
-                .expect("invariant: num_free blocks are in the free list");
+        let before = table.len();
+        self.pool.take_front(count as u32, table);
+        for &block in &table[before..] {
             if self.index.contains(block) {
                 self.forget(block);
                 self.cached_free -= 1;
                 self.counters.evictions += 1;
             }
-            table.push(block);
         }
         Ok(())
     }
