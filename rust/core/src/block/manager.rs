@@ -322,3 +322,39 @@ impl<H: TokenHash> BlockManager<H> {
         self.next_uid - 1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_block_whose_registered_parent_was_evicted_is_registered_anew() {
+        let mut manager = BlockManager::new(4, 1, true);
+        let root = manager.root(&[]);
+        let (mut other, mut table) = (Vec::new(), Vec::new());
+        manager.allocate(1, &mut other).expect("four are free");
+        manager.register(root, other[0], &[1]);
+        manager.allocate(2, &mut table).expect("three are free");
+        // The twin keeps its own first block, while the second is registered below the other request's.
+        let twin = table.clone();
+        manager.share(&twin);
+        let (key, merged) = manager.register(root, table[0], &[1]);
+        assert_eq!(merged, other[0]);
+        table[0] = merged;
+        let (orphan, _) = manager.register(key, table[1], &[2]);
+        manager.release(&table);
+        manager.release(&other);
+        let mut rest = Vec::new();
+        manager.allocate(2, &mut rest).expect("two are free");
+        assert_eq!(manager.counters().evictions, 1);
+        assert!(!manager.is_current(key) && manager.is_current(orphan));
+
+        let (key, first) = manager.register(root, twin[0], &[1]);
+        let (end, second) = manager.register(key, twin[1], &[2]);
+        assert_eq!([first, second], twin[..]);
+        assert!(manager.is_current(end) && !manager.is_current(orphan));
+        assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 2);
+        let tables = [twin.as_slice(), rest.as_slice()];
+        manager.check(tables.into_iter()).expect("sound");
+    }
+}
