@@ -143,6 +143,8 @@ fn turnover(criterion: &mut Criterion) {
     }
 }
 
+type Pool = fn(FoldedHash) -> (BlockManager, ChainKey);
+
 /// Registers the table's blocks as `tokens`; only this is timed.
 fn timed(
     manager: &mut BlockManager,
@@ -163,13 +165,20 @@ fn register(criterion: &mut Criterion) {
     let tokens = prompt(0);
     let mut group = criterion.benchmark_group("register, per block");
     group.throughput(Throughput::Elements(BLOCKS as u64));
-    for (name, fresh) in [("new", true), ("merged", false)] {
-        let (mut manager, plain) = large(FoldedHash::default());
+    let cases = [
+        ("new, small", small as Pool, true),
+        ("merged, small", small, false),
+        ("new, large", large, true),
+        ("merged, large", large, false),
+    ];
+    for (name, pool, fresh) in cases {
+        let (mut manager, plain) = pool(FoldedHash::default());
+        let mut salts = 0_u64;
         let mut table = Vec::with_capacity(BLOCKS);
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|iterations| {
                 let mut spent = Duration::ZERO;
-                for number in 0..iterations {
+                for _ in 0..iterations {
                     table.clear();
                     // Taken first, so that the blocks to merge with are not the ones evicted.
                     manager.acquire(plain, &tokens, BLOCKS, &mut table);
@@ -177,7 +186,8 @@ fn register(criterion: &mut Criterion) {
                     table.clear();
                     manager.allocate(BLOCKS, &mut table).expect("enough blocks");
                     // The same tokens are new content below a root of their own.
-                    let own = manager.root(&[ExtraKey::Salt(number.to_string())]);
+                    let own = manager.root(&[ExtraKey::Salt(salts.to_string())]);
+                    salts += 1;
                     let root = if fresh { own } else { plain };
                     spent += timed(&mut manager, root, &tokens, &mut table);
                     manager.release(&table);

@@ -33,7 +33,8 @@ const VACANT: Entry = Entry {
 pub(super) struct PrefixIndex<H> {
     hash: H,
     block_size: usize,
-    /// The first block of each bucket's list; at least as many buckets as blocks, a power of two.
+    /// The first block of each bucket's list. A power of two of them, four times as many as blocks or more: a pool in
+    /// use for long is all indexed, and each entry met in vain is a cache miss.
     buckets: Box<[u32]>,
     /// By block number.
     entries: Box<[Entry]>,
@@ -47,8 +48,7 @@ impl<H: TokenHash> PrefixIndex<H> {
         Self {
             hash,
             block_size,
-            // Two at least, so that the shift in `bucket` is less than 64.
-            buckets: vec![END; blocks.next_power_of_two().max(2)].into(),
+            buckets: vec![END; 4 * blocks.next_power_of_two()].into(),
             entries: vec![VACANT; blocks].into(),
             tokens: vec![0; blocks * block_size].into(),
         }

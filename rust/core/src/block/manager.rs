@@ -206,18 +206,14 @@ impl<H: TokenHash> BlockManager<H> {
                 free: self.num_free(),
             });
         }
-        table.reserve(count);
-        for _ in 0..count {
-            let block = self
-                .pool
-                .take_front()
-                .expect("invariant: num_free blocks are in the free list");
+        let before = table.len();
+        self.pool.take_front(count as u32, table);
+        for &block in &table[before..] {
             if self.index.contains(block) {
                 self.forget(block);
                 self.cached_free -= 1;
                 self.counters.evictions += 1;
             }
-            table.push(block);
         }
         Ok(())
     }
@@ -324,5 +320,41 @@ impl<H: TokenHash> BlockManager<H> {
     fn fresh_uid(&mut self) -> u64 {
         self.next_uid += 1;
         self.next_uid - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_block_whose_registered_parent_was_evicted_is_registered_anew() {
+        let mut manager = BlockManager::new(4, 1, true);
+        let root = manager.root(&[]);
+        let (mut other, mut table) = (Vec::new(), Vec::new());
+        manager.allocate(1, &mut other).expect("four are free");
+        manager.register(root, other[0], &[1]);
+        manager.allocate(2, &mut table).expect("three are free");
+        // The twin keeps its own first block, while the second is registered below the other request's.
+        let twin = table.clone();
+        manager.share(&twin);
+        let (key, merged) = manager.register(root, table[0], &[1]);
+        assert_eq!(merged, other[0]);
+        table[0] = merged;
+        let (orphan, _) = manager.register(key, table[1], &[2]);
+        manager.release(&table);
+        manager.release(&other);
+        let mut rest = Vec::new();
+        manager.allocate(2, &mut rest).expect("two are free");
+        assert_eq!(manager.counters().evictions, 1);
+        assert!(!manager.is_current(key) && manager.is_current(orphan));
+
+        let (key, first) = manager.register(root, twin[0], &[1]);
+        let (end, second) = manager.register(key, twin[1], &[2]);
+        assert_eq!([first, second], twin[..]);
+        assert!(manager.is_current(end) && !manager.is_current(orphan));
+        assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 2);
+        let tables = [twin.as_slice(), rest.as_slice()];
+        manager.check(tables.into_iter()).expect("sound");
     }
 }

@@ -63,13 +63,23 @@ impl BlockPool {
         true
     }
 
-    /// Takes the block in front of the list.
-    pub(super) fn take_front(&mut self) -> Option<BlockId> {
-        let front = self.nodes[self.sentinel() as usize].next;
-        (front != self.sentinel()).then(|| {
-            self.take(front);
-            front
-        })
+    /// Takes `count` blocks, which must be there, from the front of the list and appends them to `table`.
+    pub(super) fn take_front(&mut self, count: u32, table: &mut Vec<BlockId>) {
+        assert!(
+            count <= self.free,
+            "{count} blocks were taken of {} free ones",
+            self.free
+        );
+        let mut front = self.nodes[self.sentinel() as usize].next;
+        table.reserve(count as usize);
+        for _ in 0..count {
+            let node = &mut self.nodes[front as usize];
+            node.references = 1;
+            table.push(front);
+            front = node.next;
+        }
+        self.join(self.sentinel(), front);
+        self.free -= count;
     }
 
     /// Gives a reference back; the last one puts the block at the front or the back of the list. True if it was the
@@ -150,8 +160,10 @@ mod tests {
     #[test]
     fn blocks_come_out_in_order_and_go_to_the_end_asked_for() {
         let mut pool = BlockPool::new(4);
-        let taken: Vec<_> = std::iter::from_fn(|| pool.take_front()).collect();
-        assert_eq!(taken, [0, 1, 2, 3]);
+        let mut taken = vec![9];
+        pool.take_front(1, &mut taken);
+        pool.take_front(3, &mut taken);
+        assert_eq!(taken, [9, 0, 1, 2, 3]);
         assert_eq!(
             (
                 pool.num_free(),
@@ -180,7 +192,7 @@ mod tests {
     #[test]
     fn a_pool_without_blocks_is_empty() {
         let mut pool = BlockPool::new(0);
-        assert_eq!(pool.take_front(), None);
+        pool.take_front(0, &mut Vec::new());
         assert_eq!(pool.free_list().expect("well formed"), []);
     }
 
