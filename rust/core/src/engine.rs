@@ -92,6 +92,7 @@ pub struct Engine {
     pub(crate) counters: Counters,
     pub(crate) num_paused: usize,
     pub(crate) num_following: usize,
+    pub(crate) num_ended: u64,
     pub(crate) output: StepOutput,
 }
 
@@ -124,6 +125,7 @@ impl Engine {
             counters: Counters::default(),
             num_paused: 0,
             num_following: 0,
+            num_ended: 0,
             output: StepOutput::default(),
             config,
         })
@@ -137,6 +139,11 @@ impl Engine {
     /// Live requests, in any state.
     pub fn num_requests(&self) -> usize {
         self.table.len()
+    }
+
+    /// Requests that have ended, each choice counted.
+    pub fn num_ended(&self) -> u64 {
+        self.num_ended
     }
 
     /// Whether a plan could find something to do: requests that are not paused, or messages.
@@ -358,6 +365,7 @@ impl Engine {
             State::Parked => {}
         }
         let request = self.table.remove(index);
+        self.num_ended += 1;
         self.blocks.release(&request.table);
         self.blocks.release_root(request.root);
         self.free_row(request.row);

@@ -21,6 +21,8 @@ pub struct Frontend {
     pub(crate) text: Inbox<TextMessage>,
     pub(crate) opener: HubOpener<StreamDelta>,
     pub(crate) next_id: AtomicU64,
+    /// Choices sent to the engine so far.
+    pub(crate) submitted: AtomicU64,
     pub(crate) stopped: OnceLock<String>,
 }
 
@@ -65,9 +67,14 @@ impl Frontend {
             let message = TextMessage::Open { id, stream, producer, index, num_prompt_tokens };
             self.text.push(message).map_err(|_| self.gone())?;
         }
+        // Counted before the engine can end them.
+        self.submitted.fetch_add(u64::from(n), Ordering::Relaxed);
         let arrival = Arrival::default();
         let command = Command::Add { first, request: Box::new(request), arrival };
-        self.engine.push(command).map_err(|_| self.gone())?;
+        if self.engine.push(command).is_err() {
+            self.submitted.fetch_sub(u64::from(n), Ordering::Relaxed);
+            return Err(self.gone());
+        }
         Ok(Submission { first, guards, engine: self.engine.clone() })
     }
 

@@ -1,7 +1,7 @@
 //! An engine with everything around it: inbox, text side, hub.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ pub struct Runtime {
     wake: Arc<Wake>,
     text: TextSide,
     stats: Mutex<Stats>,
+    /// Choices that the engine has ended.
+    ended: AtomicU64,
     stall: Arc<StallCounters>,
 }
 
@@ -101,6 +103,7 @@ impl Runtime {
                 text,
                 opener,
                 next_id: AtomicU64::new(1),
+                submitted: AtomicU64::new(0),
                 stopped: OnceLock::new(),
             },
             driver: Mutex::new(Driver {
@@ -113,6 +116,7 @@ impl Runtime {
             wake,
             text: text_side,
             stats: Mutex::new(stats),
+            ended: AtomicU64::new(0),
             stall,
         })
     }
@@ -127,11 +131,12 @@ impl Runtime {
     pub fn plan(&self, slot: usize, arrays: &StepArrays<'_>) -> Result<u32, StepError> {
         let mut driver = lock(&self.driver);
         self.take_commands(&mut driver);
+        if let Some(reason) = self.frontend.stopped.get() {
+            // Requests that were under way when the engine failed.
+            driver.engine.fail_all(reason);
+        }
         let tokens = driver.engine.plan(slot, arrays)?;
         self.hand_on(&mut driver);
-        if tokens == 0 {
-            *lock(&self.stats) = driver.engine.stats();
-        }
         Ok(tokens)
     }
 
@@ -140,7 +145,6 @@ impl Runtime {
         let mut driver = lock(&self.driver);
         driver.engine.commit(slot, arrays)?;
         self.hand_on(&mut driver);
-        *lock(&self.stats) = driver.engine.stats();
         Ok(())
     }
 
@@ -154,29 +158,40 @@ impl Runtime {
         let mut driver = lock(&self.driver);
         driver.engine.fail_step(slot, reason)?;
         self.hand_on(&mut driver);
-        *lock(&self.stats) = driver.engine.stats();
         Ok(())
     }
 
     /// Ends every request with an error and refuses new ones.
     pub fn fail(&self, reason: &str) {
-        // A request that is being submitted now is either taken in below or refused.
+        // A request that is being submitted now is refused, taken in below, or failed by the next plan.
         let _ = self.frontend.stopped.set(reason.into());
         let mut driver = lock(&self.driver);
         self.take_commands(&mut driver);
         driver.engine.fail_all(reason);
         self.hand_on(&mut driver);
-        *lock(&self.stats) = driver.engine.stats();
+        drop(driver);
+        self.interrupt();
     }
 
     fn take_commands(&self, driver: &mut Driver) {
-        lock(&self.receiver).drain(&mut driver.commands);
+        // The driving thread holds the receiver only while it sleeps in `wait`; what it wakes for, its own
+        // next plan takes in.
+        match self.receiver.try_lock() {
+            Ok(mut receiver) => receiver.drain(&mut driver.commands),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                poisoned.into_inner().drain(&mut driver.commands)
+            }
+            Err(TryLockError::WouldBlock) => return,
+        };
         let Driver { engine, commands, .. } = driver;
         engine.apply(commands.drain(..));
     }
 
     fn hand_on(&self, driver: &mut Driver) {
-        driver.engine.take_output(&mut driver.output);
+        let Driver { engine, output, .. } = driver;
+        engine.take_output(output);
+        *lock(&self.stats) = engine.stats();
+        self.ended.store(engine.num_ended(), Ordering::Release);
         if !driver.output.is_empty() {
             let step = std::mem::take(&mut driver.output);
             let _ = self.frontend.text.push(TextMessage::Step(step));
@@ -201,7 +216,7 @@ impl Runtime {
 
     /// Whether requests are alive, messages under way included.
     pub fn has_requests(&self) -> bool {
-        lock(&self.driver).engine.num_requests() > 0 || !lock(&self.receiver).is_empty()
+        self.frontend.submitted.load(Ordering::Acquire) > self.ended.load(Ordering::Acquire)
     }
 
     /// Gives `deliver` all that is ready, one delta a stream.
