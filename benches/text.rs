@@ -1,4 +1,5 @@
-//! Text for one engine step: 256 streams, 8 tokens each, with and without stop strings; loading a tokenizer.
+//! Text for one engine step: 256 streams, 8 tokens each, with and without stop strings; loading a
+//! tokenizer.
 
 use std::hint::black_box;
 use std::sync::Arc;

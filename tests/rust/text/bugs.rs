@@ -9,7 +9,8 @@ use miniinfer_core::text::{
 
 use crate::vocabularies::{self, Pair};
 
-/// A byte-level model whose tokens are the pieces given, in order; the last id is a special `<|user|>`.
+/// A byte-level model whose tokens are the pieces given, in order; the last id is a special
+/// `<|user|>`.
 fn model(pieces: &[&[u8]]) -> Arc<TextModel> {
     let mut tokens: Vec<&[u8]> = pieces.to_vec();
     tokens.push(b"<|user|>");

@@ -126,7 +126,8 @@ fn a_list_vocabulary_and_an_odd_added_token_decode_as_in_the_library() {
         pair.stream(&[0, 1, 2, 3, 4, 5, 9], false, false).concat(),
         "<unk>abnewOther"
     );
-    // A normalized special token is not found among the special ones by its normalized name; the library shows it too.
+    // A normalized special token is not found among the special ones by its normalized name; the
+    // library shows it too.
     assert_decodes(&pair, &[0, 1, 2, 3, 4, 5, 9]);
     assert_eq!(pair.model.vocabulary_size(), 5);
 }
@@ -139,7 +140,9 @@ fn stripping_the_end_of_nothing_does_not_panic() {
     for ids in [[10, 10], [6, 6]] {
         let mut detokenizer = Detokenizer::new(model.clone(), false, false);
         let mut text = String::new();
-        ids.iter().for_each(|id| detokenizer.push(*id, &mut text));
+        for id in ids {
+            detokenizer.push(id, &mut text);
+        }
         detokenizer.finish(&mut text);
         assert_eq!(text, "");
     }

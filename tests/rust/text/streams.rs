@@ -56,7 +56,9 @@ fn read(pair: &Pair, ids: &[u32], spec: &StreamSpec, cuts: u64) -> Vec<Delta> {
 
 fn whole(mut deltas: Vec<Delta>) -> Delta {
     let mut whole = Delta::default();
-    deltas.iter_mut().for_each(|delta| whole.merge_from(delta));
+    for delta in &mut deltas {
+        whole.merge_from(delta);
+    }
     whole
 }
 
@@ -120,7 +122,8 @@ fn spec() -> impl Strategy<Value = StreamSpec> {
         )
 }
 
-/// Bytes of a short text, so that characters are cut and stop strings happen, with a few other tokens in between.
+/// Bytes of a short text, so that characters are cut and stop strings happen, with a few other
+/// tokens in between.
 fn ids() -> impl Strategy<Value = Vec<u32>> {
     (
         "[abé日😀]{0,12}",

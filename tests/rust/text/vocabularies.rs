@@ -100,7 +100,8 @@ pub fn byte_name(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| byte_character(*byte)).collect()
 }
 
-/// All bytes, some pieces that cut characters, and added tokens that fall outside of the alphabet or inside of it.
+/// All bytes, some pieces that cut characters, and added tokens that fall outside of the alphabet
+/// or inside of it.
 pub fn byte_level(decoder: &Value) -> Vec<u8> {
     let pieces: [&[u8]; 8] = [
         b"Hello",

@@ -28,10 +28,12 @@ pub(super) enum Join {
 
 /// The table of a tokenizer's tokens and the rule that joins them.
 ///
-/// Immutable and cheap to share. Known decoders: byte-level (GPT-2, Llama 3, Qwen, `DeepSeek`, gpt-oss), `SentencePiece`
-/// with and without byte fallback and leading-space removal (Llama 2, Mistral, Gemma, T5), `WordPiece`, none at all: all of
-/// them one table look-up a token. Decoders where a token's text depends on the one before it (BPE with an end-of-word
-/// suffix, CTC) go through the tokenizers library two tokens at a time; a chain outside of these is decoded whole at the end.
+/// Immutable and cheap to share. Known decoders: byte-level (GPT-2, Llama 3, Qwen, `DeepSeek`,
+/// gpt-oss), `SentencePiece` with and without byte fallback and leading-space removal (Llama 2,
+/// Mistral, Gemma, T5), `WordPiece`, none at all: all of them one table look-up a token. Decoders
+/// where a token's text depends on the one before it (BPE with an end-of-word suffix, CTC) go
+/// through the tokenizers library two tokens at a time; a chain outside of these is decoded whole
+/// at the end.
 pub struct TextModel {
     rest: Pieces,
     /// Pieces at the start of a text, where they differ.
@@ -116,7 +118,8 @@ impl TextModel {
         self.rest.is_special(id).unwrap_or(false)
     }
 
-    /// What a token says by itself inside a text: as text, with U+FFFD for what is not UTF-8, and as bytes.
+    /// What a token says by itself inside a text: as text, with U+FFFD for what is not UTF-8, and
+    /// as bytes.
     ///
     /// Both are empty for an unknown id.
     pub fn token_text(&self, id: u32) -> (String, Vec<u8>) {

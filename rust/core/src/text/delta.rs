@@ -68,8 +68,8 @@ pub struct TokenLogprob {
 
 /// What became certain of an answer since the last delta.
 ///
-/// `token_ids` (and `logprobs`, one for each id if asked for) are those of the text in the delta: ids whose text is
-/// held back are held back with it.
+/// `token_ids` (and `logprobs`, one for each id if asked for) are those of the text in the delta:
+/// ids whose text is held back are held back with it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// New text: whole characters, no part of a stop string that matched.

@@ -6,18 +6,20 @@ use super::decoder::{Join, TextModel};
 use super::pieces::Piece;
 use super::steps::{self, Step};
 
-/// Turns token ids into text, a token at a time, appending only text that later tokens cannot change.
+/// Turns token ids into text, a token at a time, appending only text that later tokens cannot
+/// change.
 ///
-/// The texts of all pushes and of [`finish`](Self::finish) together equal `Tokenizer.decode(ids, skip_special_tokens)`
-/// of the tokenizers library, with U+FFFD where it has it. Held back: the first bytes of a character whose last bytes have
-/// not come (three bytes at most); with byte fallback, a run of byte tokens until its end, as one wrong byte makes all of
-/// the run U+FFFD; for a decoder chain outside the known kinds, everything.
+/// The texts of all pushes and of [`finish`](Self::finish) together equal `Tokenizer.decode(ids,
+/// skip_special_tokens)` of the tokenizers library, with U+FFFD where it has it. Held back: the
+/// first bytes of a character whose last bytes have not come (three bytes at most); with byte
+/// fallback, a run of byte tokens until its end, as one wrong byte makes all of the run U+FFFD; for
+/// a decoder chain outside the known kinds, everything.
 ///
-/// With `continuation` the ids follow other text: the first one is not the start of a text, so it keeps the leading space
-/// that `SentencePiece`-style decoders take off the start.
+/// With `continuation` the ids follow other text: the first one is not the start of a text, so it
+/// keeps the leading space that `SentencePiece`-style decoders take off the start.
 ///
-/// Ids outside the vocabulary say nothing. No id sequence panics. A push costs amortised constant time and no allocation
-/// (but for the decoders that go through the tokenizers library).
+/// Ids outside the vocabulary say nothing. No id sequence panics. A push costs amortised constant
+/// time and no allocation (but for the decoders that go through the tokenizers library).
 pub struct Detokenizer {
     model: Arc<TextModel>,
     skip_special_tokens: bool,
@@ -117,11 +119,11 @@ impl Detokenizer {
 
 impl Progress {
     fn push_bytes(&mut self, bytes: &[u8], out: &mut String) {
-        if self.pending.is_empty() {
-            if let Ok(text) = std::str::from_utf8(bytes) {
-                self.emit(text, out);
-                return;
-            }
+        if self.pending.is_empty()
+            && let Ok(text) = std::str::from_utf8(bytes)
+        {
+            self.emit(text, out);
+            return;
         }
         let mut joined = std::mem::take(&mut self.pending);
         joined.extend_from_slice(bytes);
@@ -200,7 +202,8 @@ impl Progress {
             steps::run_chain_later
         };
         self.run_is_first = false;
-        // A regular expression that gives up is the only error a step knows; the text then stays as it is.
+        // A regular expression that gives up is the only error a step knows; the text then stays as
+        // it is.
         let changed =
             run(after, tokens).map_or_else(|_| text.repeat(count), |tokens| tokens.concat());
         self.emit(&changed, out);

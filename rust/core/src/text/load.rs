@@ -1,6 +1,8 @@
-//! Reads from `tokenizer.json` only what decoding needs: the vocabulary, the added tokens, the decoder.
+//! Reads from `tokenizer.json` only what decoding needs: the vocabulary, the added tokens, the
+//! decoder.
 //!
-//! The merges are two thirds of such a file and say nothing about decoding; they are skipped without being stored.
+//! The merges are two thirds of such a file and say nothing about decoding; they are skipped
+//! without being stored.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -151,9 +153,11 @@ pub(super) fn read(bytes: &[u8]) -> Result<TokenizerParts<'_>, TextError> {
     })
 }
 
-/// The id of each added token: the vocabulary's where it has the token, else the next one after the vocabulary.
+/// The id of each added token: the vocabulary's where it has the token, else the next one after the
+/// vocabulary.
 ///
-/// The `id` in the file is not read, as the tokenizers library does not read it either. `None`: an empty token.
+/// The `id` in the file is not read, as the tokenizers library does not read it either. `None`: an
+/// empty token.
 fn place_added_tokens(added: &[AddedToken], vocabulary: &[(Cow<str>, u32)]) -> Vec<Option<u32>> {
     let mut known: FxHashMap<&str, Option<u32>> = added
         .iter()

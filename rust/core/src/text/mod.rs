@@ -1,4 +1,5 @@
-//! Token ids to text, one stream at a time, with no state shared between streams but the read-only model.
+//! Token ids to text, one stream at a time, with no state shared between streams but the read-only
+//! model.
 //!
 //! * [`TextModel`]: what each token id says, read once from `tokenizer.json`.
 //! * [`Detokenizer`]: ids in, stable text out; never half a character.

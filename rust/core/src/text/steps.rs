@@ -22,7 +22,8 @@ pub(super) enum Step {
     ByteFallback,
     /// Makes one token of all.
     Fuse,
-    /// Maps the characters of GPT-2's byte alphabet to bytes and makes one lossy text of all tokens.
+    /// Maps the characters of GPT-2's byte alphabet to bytes and makes one lossy text of all
+    /// tokens.
     ByteLevel,
     /// A step of the library that looks at a token alone.
     Alone(DecoderWrapper),
@@ -36,7 +37,8 @@ pub(super) enum Step {
 pub(super) enum Shape {
     /// The bytes of all tokens, decoded as UTF-8 with U+FFFD for what is not: GPT-2 style.
     Bytes { local: Vec<Step> },
-    /// A text for each token, runs of byte tokens apart; `after` is applied to the text of such a run.
+    /// A text for each token, runs of byte tokens apart; `after` is applied to the text of such a
+    /// run.
     Text {
         local: Vec<Step>,
         byte_fallback: bool,
@@ -171,7 +173,8 @@ pub(super) fn plan(decoder: Option<Value>) -> Result<Plan, TextError> {
     match decoder {
         None => steps.push(Step::JoinWithSpaces),
         Some(value) => {
-            // Through the library's type and back: it accepts forms of old files and gives one form out.
+            // Through the library's type and back: it accepts forms of old files and gives one form
+            // out.
             let decoder: DecoderWrapper = serde_json::from_value(value).map_err(refused)?;
             flatten(serde_json::to_value(decoder).map_err(refused)?, &mut steps)
                 .map_err(refused)?;
@@ -235,8 +238,7 @@ fn classify(mut steps: Vec<Step>) -> Plan {
         0
     };
     let strip = match &steps[after_from + after..] {
-        [] => None,
-        [Step::Fuse] => None,
+        [] | [Step::Fuse] => None,
         [Step::ByteLevel] if !byte_fallback => None,
         [
             Step::Fuse,
@@ -280,7 +282,8 @@ fn classify(mut steps: Vec<Step>) -> Plan {
     Plan { shape, strip }
 }
 
-/// The bytes that a token of GPT-2's byte alphabet stands for; a token with any other character stands for itself.
+/// The bytes that a token of GPT-2's byte alphabet stands for; a token with any other character
+/// stands for itself.
 pub(super) fn byte_level_bytes(token: &str) -> Vec<u8> {
     token
         .chars()
@@ -325,7 +328,7 @@ mod tests {
                     tokenizers::pre_tokenizers::byte_level::ByteLevel::default(),
                 )
                 .decode_chain(vec![character.to_string()])
-                .unwrap();
+                .expect("the library maps its own alphabet");
                 assert_eq!(library, [String::from_utf8_lossy(&[byte])]);
             }
         }

@@ -28,13 +28,14 @@ struct State {
     edges_to: u32,
 }
 
-/// Finds the first of several stop strings in a text that comes in pieces, and holds back only the longest end of the
-/// text that may still become one.
+/// Finds the first of several stop strings in a text that comes in pieces, and holds back only the
+/// longest end of the text that may still become one.
 ///
-/// The match that is complete first wins; of several complete at the same byte, the one that starts first (the longest);
-/// of equal strings, the first in the list. The result does not depend on how the text is cut. An Aho-Corasick automaton
-/// (Aho and Corasick 1975) with memory in proportion to the stop strings; amortised constant time a byte. The text held
-/// back is the state's own, so nothing is copied into a buffer.
+/// The match that is complete first wins; of several complete at the same byte, the one that starts
+/// first (the longest); of equal strings, the first in the list. The result does not depend on how
+/// the text is cut. An Aho-Corasick automaton (Aho and Corasick 1975) with memory in proportion to
+/// the stop strings; amortised constant time a byte. The text held back is the state's own, so
+/// nothing is copied into a buffer.
 pub struct StopMatcher {
     patterns: Vec<String>,
     include_in_output: bool,
@@ -80,8 +81,8 @@ impl StopMatcher {
 
     /// Takes the next text and appends to `out` what cannot be part of a stop string any more.
     ///
-    /// With `enabled` false the text passes whole, and no stop string may begin in it or in what was held. After a match
-    /// all further text is dropped.
+    /// With `enabled` false the text passes whole, and no stop string may begin in it or in what
+    /// was held. After a match all further text is dropped.
     pub fn push(&mut self, text: &str, enabled: bool, out: &mut String) -> Option<StopMatch> {
         if self.matched {
             return None;
@@ -202,7 +203,8 @@ impl StopMatcher {
         let mut sorted: Vec<u32> = (0..self.patterns.len() as u32).collect();
         sorted.sort_by(|a, b| self.patterns[*a as usize].cmp(&self.patterns[*b as usize]));
         // Each state with its range in `sorted`: the stop strings that begin with its text.
-        let mut ranges = vec![0..sorted.len()];
+        let all = 0..sorted.len();
+        let mut ranges = vec![all];
         self.states.push(State {
             pattern: 0,
             depth: 0,

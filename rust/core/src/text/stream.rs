@@ -11,6 +11,10 @@ use super::stop::StopMatcher;
 
 /// What a stream is asked for.
 #[derive(Clone, Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of a request"
+)]
 pub struct StreamSpec {
     /// Special tokens add no text.
     pub skip_special_tokens: bool,
@@ -20,7 +24,8 @@ pub struct StreamSpec {
     pub stop: Vec<String>,
     /// The stop string that matched, or the text of a user's stop token, is part of the text.
     pub include_stop: bool,
-    /// A stop string counts only if a token after this many completes it, and only from text of such tokens.
+    /// A stop string counts only if a token after this many completes it, and only from text of
+    /// such tokens.
     pub min_tokens: u32,
     /// One delta with everything at the end.
     pub final_only: bool,
@@ -97,7 +102,8 @@ pub struct TextStream {
     fresh: String,
     /// Bytes of detokenised text that the stop matcher has seen.
     matched_to: usize,
-    /// Stop strings count from here on, in bytes of the detokenised text; set when `min_tokens` have come.
+    /// Stop strings count from here on, in bytes of the detokenised text; set when `min_tokens`
+    /// have come.
     stops_from: Option<usize>,
     num_output_tokens: u32,
     num_delivered: u32,
@@ -136,8 +142,9 @@ impl TextStream {
 
     /// Takes a generated token and appends to `out` what became certain.
     ///
-    /// `Stopped`: a stop string is complete and `out.finish` says so. With byte fallback that can show one token late
-    /// (a run of byte tokens is text only when it has ended); the surplus token is neither delivered nor counted.
+    /// `Stopped`: a stop string is complete and `out.finish` says so. With byte fallback that can
+    /// show one token late (a run of byte tokens is text only when it has ended); the surplus token
+    /// is neither delivered nor counted.
     pub fn push(&mut self, token: &TokenInput, out: &mut Delta) -> Verdict {
         if self.finished {
             return Verdict::Stopped;
@@ -145,7 +152,7 @@ impl TextStream {
         self.fresh.clear();
         self.detokenizer.push(token.id, &mut self.fresh);
         self.hold(token);
-        self.with_target(out, |stream, target| stream.settle(target));
+        self.with_target(out, Self::settle);
         if self.finished {
             Verdict::Stopped
         } else {
@@ -153,7 +160,8 @@ impl TextStream {
         }
     }
 
-    /// Ends the answer: what was held back appears, unless it completes a stop string, which then is the reason.
+    /// Ends the answer: what was held back appears, unless it completes a stop string, which then
+    /// is the reason.
     ///
     /// `stop_token` is the token that ended the answer, not pushed before. Ignored after the end.
     pub fn finish(&mut self, reason: FinishReason, stop_token: Option<StopToken>, out: &mut Delta) {
@@ -199,7 +207,7 @@ impl TextStream {
         self.with_target(out, |stream, target| {
             stream.settle(target);
             if stream.finished {
-                stream.keep_failure(&finish, target);
+                keep_failure(finish, target);
                 return;
             }
             if let Some(StopToken::Requested(token)) = &stop_token {
@@ -215,14 +223,8 @@ impl TextStream {
         });
     }
 
-    /// A cancelled or failed answer stays one, even if its last text completed a stop string.
-    fn keep_failure(&self, finish: &Finish, target: &mut Delta) {
-        if matches!(finish.reason, FinishReason::Abort | FinishReason::Error) {
-            target.finish = Some(finish.clone());
-        }
-    }
-
-    /// Runs `work` on the delta that text goes to now, and delivers what was gathered when the answer has ended.
+    /// Runs `work` on the delta that text goes to now, and delivers what was gathered when the
+    /// answer has ended.
     fn with_target(&mut self, out: &mut Delta, work: impl FnOnce(&mut Self, &mut Delta)) {
         let Some(mut gathered) = self.gathered.take() else {
             return work(self, out);
@@ -341,12 +343,19 @@ impl TextStream {
     }
 }
 
-/// How much of a text lies before the point from which stop strings count: `from` bytes, whole characters only, as a
-/// character belongs to the token that completed it. `None`: all of it.
+/// How much of a text lies before the point from which stop strings count: `from` bytes, whole
+/// characters only, as a character belongs to the token that completed it. `None`: all of it.
 fn exempt_len(text: &str, from: Option<usize>) -> usize {
     let mut len = from.unwrap_or(text.len()).min(text.len());
     while !text.is_char_boundary(len) {
         len -= 1;
     }
     len
+}
+
+/// A cancelled or failed answer stays one, even if its last text completed a stop string.
+fn keep_failure(finish: Finish, target: &mut Delta) {
+    if matches!(finish.reason, FinishReason::Abort | FinishReason::Error) {
+        target.finish = Some(finish);
+    }
 }
