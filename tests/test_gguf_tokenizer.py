@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import sys
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import regex
 from tokenizers import Tokenizer as Backend
 
 from miniinfer.gguf_file import GGUFFile
-from miniinfer.gguf_tokenizer import TokenType
+from miniinfer.gguf_tokenizer import PRE_TOKENIZERS, TokenType
 from miniinfer.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = json.loads((Path(__file__).parent / "data" / "tokenizer_texts.json").read_text("utf-8"))
@@ -215,6 +216,16 @@ def test_gguf_without_pre_tokenizer_warns() -> None:
     with pytest.warns(UserWarning, match="names no pre-tokenizer"):
         tokenizer = small(pre=None)
     assert tokenizer.encode("ab") == [256]
+
+
+@pytest.mark.parametrize("name", [*PRE_TOKENIZERS])
+def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
+    assert len(PRE_TOKENIZERS) > 30
+    tokenizer = small(pre=name, add_bos_token=False)
+    for text in ALL_TEXTS[:120]:
+        if PRE_TOKENIZERS[name].nfc:
+            text = unicodedata.normalize("NFC", text)
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
 SCORES = {"model": "llama", "scores": [0.0] * 260}

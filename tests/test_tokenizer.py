@@ -39,6 +39,18 @@ def test_builtin_properties(builtin: Tokenizer) -> None:
     assert builtin.encode_chat([{"role": "user", "content": "Hi"}]) == builtin.encode(prompt)
 
 
+def test_imports_stay_light() -> None:
+    heavy = ("torch", "transformers", "jinja2", "huggingface_hub", "numpy")
+    code = (
+        "import sys, miniinfer.tokenizer, miniinfer.source, miniinfer.fetch\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    package = Path(sys.modules["miniinfer.tokenizer"].__file__ or "").parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    assert output == "[]\n"
+
+
 def test_json_is_the_same_tokenizer(builtin: Tokenizer) -> None:
     copy = Backend.from_str(builtin.json().decode())
     for text in TEXTS:
