@@ -79,6 +79,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -107,6 +108,8 @@ class ChatTemplate:
             raise ChatTemplateError(
                 "add_generation_prompt and continue_final_message cannot both be true"
             )
+        if "messages" in variables:
+            raise ChatTemplateError("a chat template variable cannot be called 'messages'")
         conversation = self._prepare(messages)
         if continue_final_message:
             _mark_end_of_last_message(conversation)

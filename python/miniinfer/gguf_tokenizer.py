@@ -31,7 +31,7 @@ from tokenizers import (
 
 from .tokenizer_parts import TokenizerError, TokenizerParts
 
-__all__ = ["TokenType", "build_tokenizer"]
+__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "TokenType", "build_tokenizer"]
 
 
 class TokenType(IntEnum):
@@ -122,7 +122,7 @@ _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 
 
 @dataclass(frozen=True)
-class _PreTokenizer:
+class PreTokenizer:
     """How text is cut into words: each pattern cuts what the ones before it left."""
 
     patterns: tuple[str, ...] = ()
@@ -136,6 +136,7 @@ class _PreTokenizer:
     """Whether a BOS is added when the file does not say."""
 
     def build(self) -> pre_tokenizers.PreTokenizer:
+        """Return the pre-tokenizer; it maps bytes to GPT-2's printable characters last."""
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -144,16 +145,16 @@ class _PreTokenizer:
         return pre_tokenizers.Sequence([*steps, byte_level]) if steps else byte_level
 
 
-_GPT2 = _PreTokenizer()
-_DIGITS_GPT2 = _PreTokenizer(digits=True)
-_LLAMA3 = _PreTokenizer((_CL100K,), ignore_merges=True, add_bos=True)
-_QWEN = _PreTokenizer((_QWEN2,), nfc=True)
+_GPT2 = PreTokenizer()
+_DIGITS_GPT2 = PreTokenizer(digits=True)
+_LLAMA3 = PreTokenizer((_CL100K,), ignore_merges=True, add_bos=True)
+_QWEN = PreTokenizer((_QWEN2,), nfc=True)
 # What llama.cpp applies to files that name no rule, made by its earliest converters.
-_DEFAULT = _PreTokenizer(
+_DEFAULT = PreTokenizer(
     (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"),
 )
 
-_PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion"), _GPT2),
     **dict.fromkeys(
@@ -161,17 +162,18 @@ _PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
         _DIGITS_GPT2,
     ),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _PreTokenizer((_CL100K,))),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), PreTokenizer((_CL100K,))),
     **dict.fromkeys(("qwen2", "megrez"), _QWEN),
-    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "grok-2"), _PreTokenizer((_QWEN2,))),
-    "qwen35": _PreTokenizer((_QWEN35,), nfc=True),
-    "seed-coder": _PreTokenizer((_SEED_CODER,)),
-    "deepseek-v3": _PreTokenizer(_DEEPSEEK_V3),
-    "deepseek-llm": _PreTokenizer(_DEEPSEEK_LLM),
-    "deepseek-coder": _PreTokenizer(_DEEPSEEK_CODER),
-    "tekken": _PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _PreTokenizer((_O200K,), ignore_merges=True)),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "grok-2"), PreTokenizer((_QWEN2,))),
+    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
+    "seed-coder": PreTokenizer((_SEED_CODER,)),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
+    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), PreTokenizer((_O200K,), ignore_merges=True)),
 }
+"""Values of `tokenizer.ggml.pre` to the rules they name."""
 
 # Files without `eot_token_id` still end a turn with one of these.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>")
@@ -214,8 +216,8 @@ class _Builder:
         rule = self._pre_tokenizer()
         merges = []
         for index, merge in enumerate(self._strings("tokenizer.ggml.merges")):
-            left, space, right = merge.partition(" ")
-            if not space:
+            left, _, right = merge.partition(" ")
+            if not right:
                 raise TokenizerError(f"tokenizer.ggml.merges[{index}] is {merge!r}, not two tokens")
             merges.append((left, right))
         backend = self._bpe(merges, ignore_merges=rule.ignore_merges)
@@ -225,7 +227,7 @@ class _Builder:
         backend.decoder = decoders.ByteLevel()
         return backend, rule.add_bos
 
-    def _pre_tokenizer(self) -> _PreTokenizer:
+    def _pre_tokenizer(self) -> PreTokenizer:
         name = self._metadata.get("tokenizer.ggml.pre")
         if name is None:
             warnings.warn(
@@ -234,10 +236,10 @@ class _Builder:
                 stacklevel=2,
             )
             return _DEFAULT
-        rule = _PRE_TOKENIZERS.get(name)
+        rule = PRE_TOKENIZERS.get(name)
         if rule is None:
             raise TokenizerError(
-                f"tokenizer.ggml.pre is {name!r}: supported are {', '.join(_PRE_TOKENIZERS)}"
+                f"tokenizer.ggml.pre is {name!r}: supported are {', '.join(PRE_TOKENIZERS)}"
             )
         return rule
 
@@ -378,7 +380,7 @@ class _Builder:
         value = self._metadata.get(key)
         if value is None:
             raise TokenizerError(f"{key} is missing")
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {str}:
             raise TokenizerError(f"{key} is not an array of strings")
         return value
 

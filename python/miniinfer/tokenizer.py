@@ -147,6 +147,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -175,6 +176,7 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_special_tokens: bool = False,
         **options: Any,
