@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ._dispatch import check_dense, check_shape, use_triton
@@ -41,5 +42,5 @@ def apply_rotary_reference(
     cosines, sines = (table[positions.long()].unsqueeze(1) for table in (cos, sin))
     for heads in (query, key):
         first, second = heads[..., :half].float(), heads[..., half : 2 * half].float()
-        heads[..., :half] = (first * cosines - second * sines).to(heads.dtype)
-        heads[..., half : 2 * half] = (second * cosines + first * sines).to(heads.dtype)
+        turned = (first * cosines - second * sines, second * cosines + first * sines)
+        heads[..., : 2 * half] = torch.cat(turned, -1).to(heads.dtype)
