@@ -1,10 +1,41 @@
 //! The control plane of miniinfer: everything that outlives a step.
 //!
+//! A step is [`Engine::plan`], the caller's forward pass over [`arrays`], [`Engine::commit`]. Around it:
+//!
 //! * [`block`]: KV blocks, their reference counts, the prefix index.
+//! * [`inbox`]: how other threads reach the engine.
 //! * [`output`]: what carries results to the reader: ring, hub, wake.
 //! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
+//! * [`sim`]: an engine without a model.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+pub mod arrays;
 pub mod block;
+pub mod config;
+pub mod error;
+pub mod frontend;
+pub mod inbox;
+pub mod noise;
 pub mod output;
+pub mod pipeline;
+pub mod request;
+pub mod runtime;
+pub mod sim;
+pub mod stats;
+pub mod step;
 pub mod text;
+
+mod check;
+mod commit;
+mod cost;
+mod edits;
+mod engine;
+mod queue;
+mod schedule;
+mod stack;
+mod sync;
+mod table;
+mod write;
+
+pub use config::EngineConfig;
+pub use engine::{Command, Engine};

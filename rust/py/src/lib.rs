@@ -1,5 +1,26 @@
 //! `miniinfer._core`: argument checks, slices, one error mapping; no logic.
+
+mod arrays;
+mod delta;
+mod engine;
+mod error;
+mod params;
+
 use pyo3::prelude::*;
 
 #[pymodule]
-mod _core {}
+mod _core {
+    #[pymodule_export]
+    use crate::delta::{Delta, TokenLogprob};
+    #[pymodule_export]
+    use crate::engine::{Engine, Submission};
+    #[pymodule_export]
+    use crate::error::{EngineDeadError, RequestError};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,69 @@
+"""The Triton kernel of `rms_norm`."""
+
+# Triton publishes no types, and the arguments of its functions are pointers and scalars of the
+# device, not Python values.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, unused-ignore"
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    normed: Tensor,
+    total: Tensor | None = None,
+) -> None:
+    """Run the kernel: one program for each row, which it holds in registers."""
+    rows, width = x.shape
+    if rows == 0 or width == 0:
+        return
+    _rms_norm_kernel[(rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        normed,
+        normed if total is None else total,
+        x.stride(0),
+        x.stride(0) if residual is None else residual.stride(0),
+        width,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        WIDTH=triton.next_power_of_2(width),
+    )
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    normed,
+    total,
+    x_stride,
+    residual_stride,
+    width,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    dtype = normed.dtype.element_ty
+    values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        added = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
+        rounded = (values + added.to(tl.float32)).to(dtype)
+        tl.store(total + row * width + column, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    mean_square = tl.sum(values * values, axis=0) / width
+    scaled = (values * (1.0 / tl.sqrt(mean_square + eps))).to(dtype).to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(dtype).to(tl.float32)
+    tl.store(normed + row * width + column, (scaled * factor).to(dtype), mask=inside)

@@ -1,0 +1,96 @@
+"""What an engine is made with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+__all__ = ["EngineArgs"]
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineArgs:
+    """Settings of an engine; names follow vLLM's where it has one. Sizes are in tokens unless named.
+
+    Raises `ValueError` naming the setting, its limit and its value.
+    """
+
+    model: str | None = None
+    """A directory, a GGUF file, a hub id, or None for the built-in SmolLM2-135M-Instruct."""
+    revision: str | None = None
+    """Revision of a hub model."""
+    tokenizer: str | None = None
+    """Directory or GGUF file to take the tokenizer from, if not the model's own."""
+    dtype: str = "auto"
+    """auto, float32, bfloat16 or float16. On a CPU, auto is float32."""
+    device: str = "auto"
+    """auto, cpu, or a torch device such as cuda:0."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and output together; None is what the model was made for."""
+    max_num_seqs: int = 256
+    """Requests computed at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens computed per step."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    num_kv_blocks: int | None = None
+    """KV blocks; overrides kv_cache_memory."""
+    kv_cache_memory: int | None = None
+    """Bytes for the KV cache; None takes a share of the free memory."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV of equal prefixes."""
+    target_itl_ms: float | None = None
+    """Shrink prefill chunks so that steps with decodes in them stay under this many milliseconds."""
+    seed: int | None = None
+    """Makes requests without a seed of their own repeatable, in the order of their submission."""
+    threads: int | None = None
+    """Threads of the forward pass on a CPU; None is torch's choice."""
+    chat_template: str | None = None
+    """A Jinja template, or the path of a file that holds one."""
+    served_model_name: str | None = None
+    """The name that answers carry."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the model."""
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            self._at_least_one(name, getattr(self, name))
+        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "threads"):
+            if getattr(self, name) is not None:
+                self._at_least_one(name, getattr(self, name))
+        if self.target_itl_ms is not None and not self.target_itl_ms > 0:
+            raise ValueError(f"target_itl_ms must be above 0, got {self.target_itl_ms}")
+        names = ("auto", "float32", "bfloat16", "float16")
+        if self.dtype not in names:
+            raise ValueError(f"dtype must be one of {', '.join(names)}, got {self.dtype!r}")
+        # A step gives each running request at least one token.
+        self.max_num_seqs = min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @staticmethod
+    def _at_least_one(name: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if not 1 <= value < 2**63 or (name != "kv_cache_memory" and value >= 2**31):
+            raise ValueError(f"{name} must be from 1 to {2**31 - 1}, got {value}")
+
+    def as_dict(self) -> dict[str, object]:
+        """The settings by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def available_memory() -> int:
+    """Bytes of main memory that can be had without swapping, within this process's cgroup."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    available = page * os.sysconf("SC_PHYS_PAGES")
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    available = int(line.split()[1]) * 1024
+        with open("/sys/fs/cgroup/memory.max") as limit, open(
+            "/sys/fs/cgroup/memory.current"
+        ) as used:
+            available = min(available, int(limit.read()) - int(used.read()))
+    except (OSError, ValueError):
+        # Not Linux, no cgroup, or no limit ("max"): the best number so far stands.
+        pass
+    return max(available, 0)

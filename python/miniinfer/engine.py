@@ -1,0 +1,252 @@
+"""The engine: a model under the Rust core, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._core import Engine as Core
+from ._core import Submission
+from .config import EngineArgs, available_memory
+from .generation_config import generation_defaults
+from .sampling_params import RequestOutputKind, SamplingParams
+from .source import ModelSource, resolve_model
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from .model.config import ModelConfig
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Steps that may fail one after the other before the engine gives up."""
+
+_KV_SHARE = 0.4
+"""Share of the free memory that the KV cache may grow to on a CPU."""
+
+
+class Engine:
+    """A loaded model and the state of its requests. One thread drives `step`.
+
+    `text_thread`: text is made on a thread of its own, for callers with an event loop; without it
+    the outputs of a step are there when `step` returns.
+    """
+
+    def __init__(self, args: EngineArgs, *, text_thread: bool) -> None:
+        self.args = args
+        self.source = resolve_model(args.model, args.revision)
+        # The tokenizer loads while torch is imported and the weights are read.
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(_load_tokenizer, args, self.source)
+            self._load_model()
+            self.tokenizer = loading.result()
+        self.model_name = args.served_model_name or self.source.name
+        self.vocab_size = min(self.config.vocab_size, self.tokenizer.vocab_size)
+        self.eos_token_ids = _eos_token_ids(self.config, self.tokenizer)
+        self._make_core(text_thread)
+        self._next_seed = args.seed
+        self._failures = 0
+
+    def _load_model(self) -> None:
+        import torch
+
+        from .model.loader import load_model, read_model_config
+
+        if self.args.threads is not None:
+            torch.set_num_threads(self.args.threads)
+        self.device = _device(self.args.device)
+        self.config = read_model_config(self.source.path)
+        self.max_model_len = self._max_model_len()
+        dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
+        self.model = load_model(
+            self.source.path, dtype, self.device, max_positions=self.max_model_len
+        )
+
+    def _max_model_len(self) -> int:
+        asked, limit = self.args.max_model_len, self.config.max_model_len
+        if asked is not None and asked > limit:
+            raise ValueError(
+                f"max_model_len must be at most {limit}, the model's own context, got {asked}"
+            )
+        return asked or limit
+
+    def _make_core(self, text_thread: bool) -> None:
+        from .runner import ModelRunner
+        from .step import StepBuffers
+
+        args = self.args
+        num_blocks = self._num_kv_blocks()
+        capacity = num_blocks * args.block_size
+        if args.max_model_len is None and capacity < self.max_model_len:
+            logger.warning(
+                "the KV cache holds %d tokens: max_model_len is lowered to that from %d",
+                capacity,
+                self.max_model_len,
+            )
+            self.max_model_len = capacity
+        self.core = Core(
+            tokenizer_json=self.tokenizer.json(),
+            vocab_size=self.vocab_size,
+            eos_token_ids=list(self.eos_token_ids),
+            block_size=args.block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            enable_prefix_caching=args.enable_prefix_caching,
+            target_itl_ms=args.target_itl_ms,
+            text_thread=text_thread,
+        )
+        self.num_kv_blocks = num_blocks
+        self.runner = ModelRunner(
+            self.model,
+            num_blocks=num_blocks,
+            block_size=args.block_size,
+            vocab_size=self.vocab_size,
+        )
+        self.buffers = StepBuffers(self.core, 0, self.device)
+
+    def _num_kv_blocks(self) -> int:
+        from .model.kv_cache import bytes_per_block
+
+        args, config = self.args, self.config
+        if args.num_kv_blocks is not None:
+            return args.num_kv_blocks
+        size = bytes_per_block(
+            config.num_layers,
+            args.block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            self.model.dtype,
+        )
+        memory = args.kv_cache_memory
+        if memory is None:
+            memory = int(_KV_SHARE * _free_memory(self.device))
+        if memory < size:
+            raise ValueError(
+                f"one KV block takes {size} bytes, beyond the {memory} bytes there are for the KV "
+                "cache; raise kv_cache_memory or lower block_size"
+            )
+        # More than all requests can fill is of use to the prefix cache alone: twice that is plenty.
+        longest = -(-self.max_model_len // args.block_size)
+        return int(min(memory // size, 2 * args.max_num_seqs * longest, 2**31 - 1))
+
+    def default_sampling_params(self) -> dict[str, Any]:
+        """Sampling parameters that the model's `generation_config.json` recommends, by name."""
+        return generation_defaults(self.source)
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str | None = None,
+    ) -> Submission:
+        """Queue a request, from any thread. `RequestError` if it can never run."""
+        return self.core.submit(
+            prompt_token_ids,
+            {
+                "n": params.n,
+                "temperature": params.temperature,
+                "top_k": params.top_k,
+                "top_p": params.top_p,
+                "min_p": params.min_p,
+                "presence_penalty": params.presence_penalty,
+                "frequency_penalty": params.frequency_penalty,
+                "repetition_penalty": params.repetition_penalty,
+                "seed": self._seed() if params.seed is None else params.seed,
+                "logprobs": params.logprobs,
+                "max_tokens": params.max_tokens,
+                "min_tokens": params.min_tokens,
+                "ignore_eos": params.ignore_eos,
+                "stop_token_ids": params.stop_token_ids or [],
+                "logit_bias": list((params.logit_bias or {}).items()),
+                "stop": params.stop or [],
+                "include_stop": params.include_stop_str_in_output,
+                "skip_special_tokens": params.skip_special_tokens,
+                "final_only": params.output_kind is RequestOutputKind.FINAL_ONLY,
+                "priority": priority,
+                "tenant": tenant,
+                "cache_salt": cache_salt,
+            },
+        )
+
+    def _seed(self) -> int:
+        if self._next_seed is None:
+            return secrets.randbits(64)
+        self._next_seed = (self._next_seed + 1) % 2**64
+        return self._next_seed
+
+    def step(self) -> bool:
+        """Plan, forward, sample, commit. False if there was nothing to compute.
+
+        A forward that fails ends the requests of its step; after `MAX_FAILURES` in a row the
+        exception is raised.
+        """
+        core, buffers = self.core, self.buffers
+        if not core.plan(buffers.slot):
+            return False
+        try:
+            self.runner.run(buffers)
+        except BaseException as error:
+            core.fail_step(buffers.slot, f"the forward pass failed: {_describe(error)}")
+            self._failures += 1
+            if not isinstance(error, Exception) or self._failures >= MAX_FAILURES:
+                raise
+            logger.exception("the forward pass failed; the requests of this step are lost")
+            return True
+        core.commit(buffers.slot)
+        self._failures = 0
+        return True
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {name!r} cannot be used: {reason}") from error
+    return device
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cpu":
+        return available_memory()
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def _load_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer:
+    if args.tokenizer is not None:
+        source = resolve_model(args.tokenizer)
+    tokenizer = Tokenizer.from_source(source)
+    if args.chat_template is not None:
+        path = Path(args.chat_template)
+        is_file = "{" not in args.chat_template and path.is_file()
+        tokenizer.chat_template = path.read_text() if is_file else args.chat_template
+    return tokenizer
+
+
+def _eos_token_ids(config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Every id that ends a text: the model's, and the tokenizer's."""
+    ids = dict.fromkeys((*config.eos_token_ids, *tokenizer.eos_token_ids))
+    return tuple(ids)

@@ -1,0 +1,61 @@
+"""The exceptions of the package.
+
+ValueError
+    RequestError        a request that was refused; names the parameter
+    ParameterError      a sampling parameter out of range
+    ModelSourceError    a model that cannot be found
+    ModelLoadError      a model that cannot be loaded
+    TokenizerError      a tokenizer that cannot be loaded
+    ChatTemplateError   messages that the chat template cannot render
+RuntimeError
+    EngineDeadError     the engine has stopped
+    KVCacheError        the KV cache does not fit the memory
+    FetchError          the built-in model could not be fetched
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._core import EngineDeadError, RequestError
+    from .chat_template import ChatTemplateError
+    from .fetch import FetchError
+    from .model.errors import ModelLoadError
+    from .model.kv_cache import KVCacheError
+    from .sampling_params import ParameterError
+    from .source import ModelSourceError
+    from .tokenizer import TokenizerError
+
+_HOMES = {
+    "RequestError": "_core",
+    "EngineDeadError": "_core",
+    "ParameterError": "sampling_params",
+    "ModelSourceError": "source",
+    "ModelLoadError": "model.errors",
+    "TokenizerError": "tokenizer",
+    "ChatTemplateError": "chat_template",
+    "KVCacheError": "model.kv_cache",
+    "FetchError": "fetch",
+}
+
+__all__ = [
+    "ChatTemplateError",
+    "EngineDeadError",
+    "FetchError",
+    "KVCacheError",
+    "ModelLoadError",
+    "ModelSourceError",
+    "ParameterError",
+    "RequestError",
+    "TokenizerError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Each comes from its own module, so that naming one does not import torch for another.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"miniinfer.{_HOMES[name]}"), name)

@@ -1,0 +1,84 @@
+"""The paged cache of keys and values."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+__all__ = ["KVCache", "KVCacheError", "bytes_per_block"]
+
+
+class KVCacheError(RuntimeError):
+    """The cache does not fit the memory there is."""
+
+
+def bytes_per_block(
+    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Bytes that one block takes over all layers, keys and values together."""
+    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of every layer, in blocks.
+
+    `keys[layer]` and `values[layer]`: [num_blocks, block_size, num_kv_heads, head_dim] of `dtype`,
+    uninitialised. Raises `KVCacheError`, with the numbers and the settings to change, when the
+    memory cannot be had, and `ValueError` for a size that is not positive.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(
+                "the key-value cache needs at least one block of one token, "
+                f"not {num_blocks} blocks of {block_size}"
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.bytes_per_block = bytes_per_block(
+            num_layers, block_size, num_kv_heads, head_dim, dtype
+        )
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        self._check_host_memory(torch.device(device))
+        try:
+            self.keys = _allocate(num_layers, shape, dtype, device)
+            self.values = _allocate(num_layers, shape, dtype, device)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise self._error(f"{device} refused it ({str(error).splitlines()[0]})") from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return self.num_blocks * self.bytes_per_block
+
+    def _check_host_memory(self, device: torch.device) -> None:
+        """Refuse what a host cannot hold: it grants any size, and fails when pages are used."""
+        if device.type != "cpu":
+            return
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.num_bytes > physical:
+            raise self._error(f"this machine has {physical / 2**30:.1f} GiB of memory")
+
+    def _error(self, reason: str) -> KVCacheError:
+        return KVCacheError(
+            f"cannot allocate the key-value cache: {self.num_blocks} blocks of {self.block_size} "
+            f"tokens need {self.num_bytes / 2**30:.1f} GiB, but {reason}; lower num_kv_blocks or "
+            "kv_cache_memory"
+        )
+
+
+def _allocate(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
+) -> list[Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=device) for _ in range(count)]

@@ -1,0 +1,46 @@
+"""The forward pass of a step: model, KV cache, sampler."""
+
+from __future__ import annotations
+
+import torch
+
+from .attention import TorchAttention
+from .model.kv_cache import KVCache
+from .model.llama import LlamaModel
+from .sampling import sample
+from .step import StepBuffers
+
+__all__ = ["ModelRunner"]
+
+
+class ModelRunner:
+    """Runs planned steps over one model and its KV cache of `num_blocks` blocks."""
+
+    def __init__(
+        self, model: LlamaModel, *, num_blocks: int, block_size: int, vocab_size: int
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.vocab_size = vocab_size
+        self.cache = KVCache(
+            config.num_layers,
+            num_blocks,
+            block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            model.dtype,
+            model.device,
+        )
+        model.attention = TorchAttention(self.cache)
+
+    @torch.inference_mode()
+    def run(self, buffers: StepBuffers) -> None:
+        """Compute a planned step and leave what was sampled in its buffers."""
+        header = buffers.header()
+        batch = buffers.forward_batch(header)
+        hidden = self.model.forward(batch)
+        if header.num_samples == 0:
+            return
+        logits = self.model.logits(hidden, batch.logits_index)
+        output = sample(logits, buffers.sampling_batch(header), self.vocab_size)
+        buffers.write_samples(output)

@@ -1,0 +1,119 @@
+//! Sizes and limits of an engine, fixed for its life.
+
+use crate::error::ConfigError;
+
+/// Sizes and limits of an engine. All counts are tokens unless the name says otherwise.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// KV blocks in the pool.
+    pub num_blocks: u32,
+    /// Requests that may hold a row (be prefilling or decoding) at once.
+    pub max_num_seqs: u32,
+    /// Tokens that one step may compute.
+    pub max_num_batched_tokens: u32,
+    /// Longest sequence, prompt and output together.
+    pub max_model_len: u32,
+    /// Most draft tokens verified per request and step; 0 turns speculation off.
+    pub max_draft_tokens: u32,
+    /// Most alternatives reported per token (`top_logprobs`).
+    pub max_logprobs: u32,
+    /// Reuse KV blocks of equal prefixes.
+    pub enable_prefix_caching: bool,
+    /// Shrink prefill chunks so that a step with decodes in it stays under this many milliseconds.
+    pub target_itl_ms: Option<f64>,
+    /// Candidates that may be passed over in one step because their blocks do not fit.
+    pub max_skips: u32,
+    /// Steps for which a request may be passed over; after them nothing is admitted behind it.
+    pub max_skipped_steps: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            num_blocks: 1024,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_model_len: 8192,
+            max_draft_tokens: 0,
+            max_logprobs: 20,
+            enable_prefix_caching: true,
+            target_itl_ms: None,
+            max_skips: 16,
+            max_skipped_steps: 64,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Checks the limits against each other.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (name, value) in [
+            ("block_size", self.block_size),
+            ("num_blocks", self.num_blocks),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_model_len", self.max_model_len),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::Zero { name });
+            }
+            if value > i32::MAX as u32 {
+                return Err(ConfigError::TooLarge { name, value });
+            }
+        }
+        if self.max_num_batched_tokens < self.max_num_seqs {
+            return Err(ConfigError::BudgetBelowSeqs {
+                max_num_batched_tokens: self.max_num_batched_tokens,
+                max_num_seqs: self.max_num_seqs,
+            });
+        }
+        let capacity = u64::from(self.num_blocks) * u64::from(self.block_size);
+        if u64::from(self.max_model_len) > capacity {
+            return Err(ConfigError::PoolTooSmall {
+                max_model_len: self.max_model_len,
+                num_blocks: self.num_blocks,
+                block_size: self.block_size,
+                capacity,
+            });
+        }
+        if let Some(target) = self.target_itl_ms
+            && !(target.is_finite() && target > 0.0)
+        {
+            return Err(ConfigError::Target { value: target });
+        }
+        Ok(())
+    }
+
+    /// Blocks that a sequence of `max_model_len` tokens needs: the width of a block table row.
+    pub fn max_blocks_per_seq(&self) -> u32 {
+        self.max_model_len.div_ceil(self.block_size)
+    }
+
+    /// Rows of logits that one step may sample from.
+    pub fn max_num_samples(&self) -> u32 {
+        self.max_num_seqs * (1 + self.max_draft_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_below_one_sequence_is_refused_with_the_numbers() {
+        let config =
+            EngineConfig { num_blocks: 8, max_model_len: 129, ..EngineConfig::default() };
+        let message = config.validate().expect_err("8 x 16 < 129").to_string();
+        assert!(message.contains("129") && message.contains("128"), "{message}");
+        EngineConfig { max_model_len: 128, ..config }.validate().expect("8 x 16 = 128");
+    }
+
+    #[test]
+    fn the_budget_must_cover_one_token_of_each_running_request() {
+        let config = EngineConfig { max_num_batched_tokens: 255, ..EngineConfig::default() };
+        assert!(config.validate().is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! Where requests come in, from any thread.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::config::EngineConfig;
+use crate::engine::Command;
+use crate::error::SubmitError;
+use crate::inbox::Inbox;
+use crate::output::{HubOpener, StreamGuard};
+use crate::pipeline::{StreamDelta, TextMessage};
+use crate::request::{Arrival, NewRequest, RequestId};
+use crate::text::{StreamSpec, TextModel, TextStream};
+
+/// The submitting side of a running engine.
+pub struct Frontend {
+    pub(crate) config: EngineConfig,
+    pub(crate) vocab_size: u32,
+    pub(crate) model: Arc<TextModel>,
+    pub(crate) engine: Inbox<Command>,
+    pub(crate) text: Inbox<TextMessage>,
+    pub(crate) opener: HubOpener<StreamDelta>,
+    pub(crate) next_id: AtomicU64,
+    pub(crate) stopped: OnceLock<String>,
+}
+
+/// A submitted request: the hold of its reader. Dropping it cancels what has not ended.
+pub struct Submission {
+    first: RequestId,
+    guards: Vec<StreamGuard<StreamDelta>>,
+    engine: Inbox<Command>,
+}
+
+impl Frontend {
+    /// Checks a request and sends it in. Nothing is queued if it is refused.
+    pub fn submit(
+        &self,
+        request: NewRequest,
+        mut spec: StreamSpec,
+    ) -> Result<Submission, SubmitError> {
+        if let Some(reason) = self.stopped.get() {
+            return Err(SubmitError::EngineStopped { reason: reason.clone() });
+        }
+        request.validate(self.config.max_model_len, self.config.max_logprobs)?;
+        self.check_tokens(&request)?;
+        spec.num_logprobs = request.sampling.num_logprobs;
+        spec.min_tokens = request.sampling.min_tokens;
+        let n = request.n;
+        let texts = (0..n).map(|_| TextStream::new(self.model.clone(), spec.clone()));
+        let texts: Result<Vec<_>, _> = texts.collect();
+        let texts = texts.map_err(|error| SubmitError::Parameter {
+            name: "stop",
+            limit: "a list of non-empty strings".into(),
+            value: error.to_string(),
+        })?;
+        let first = self.next_id.fetch_add(u64::from(n), Ordering::Relaxed);
+        let mut guards = Vec::with_capacity(texts.len());
+        let num_prompt_tokens = request.prompt.len() as u32;
+        for (index, text) in (0..).zip(texts) {
+            let id = first + u64::from(index);
+            let (producer, guard) = self.opener.open(id);
+            guards.push(guard);
+            let stream = Box::new(text);
+            // The text side hears of the stream before the engine can speak of it.
+            let message = TextMessage::Open { id, stream, producer, index, num_prompt_tokens };
+            self.text.push(message).map_err(|_| self.gone())?;
+        }
+        let arrival = Arrival::default();
+        let command = Command::Add { first, request: Box::new(request), arrival };
+        self.engine.push(command).map_err(|_| self.gone())?;
+        Ok(Submission { first, guards, engine: self.engine.clone() })
+    }
+
+    fn gone(&self) -> SubmitError {
+        let reason = self.stopped.get().cloned().unwrap_or_else(|| "it was closed".into());
+        SubmitError::EngineStopped { reason }
+    }
+
+    fn check_tokens(&self, request: &NewRequest) -> Result<(), SubmitError> {
+        let sampling = &request.sampling;
+        let biased = sampling.logit_bias.iter().map(|(token, _)| token);
+        let lists: [(&'static str, Option<&u32>); 3] = [
+            ("prompt token ids", request.prompt.iter().max()),
+            ("stop_token_ids", sampling.stop_token_ids.iter().max()),
+            ("logit_bias", biased.max()),
+        ];
+        for (name, largest) in lists {
+            if let Some(value) = largest.filter(|&&token| token >= self.vocab_size) {
+                let limit = format!("below the vocabulary size of {}", self.vocab_size);
+                return Err(SubmitError::Parameter { name, limit, value: value.to_string() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Submission {
+    /// Ids of the request's choices: the first, and how many there are.
+    pub fn ids(&self) -> (RequestId, u32) {
+        (self.first, self.guards.len() as u32)
+    }
+
+    /// Ends the request; its reader gets what was generated and the end `Abort`.
+    pub fn cancel(&self) {
+        for (id, _) in (self.first..).zip(&self.guards) {
+            let _ = self.engine.push(Command::Cancel(id));
+        }
+    }
+
+    /// The reader wants nothing any more.
+    pub fn close(&self) {
+        let open = self.guards.iter().filter(|guard| !guard.is_closed());
+        for guard in open {
+            guard.close();
+            let _ = self.engine.push(Command::Cancel(guard.key()));
+        }
+    }
+
+    /// The reader is busy: leave its deltas where they are until [`Self::resume`].
+    pub fn hold(&self) {
+        self.guards.iter().for_each(StreamGuard::hold);
+    }
+
+    /// The reader is back.
+    pub fn resume(&self) {
+        self.guards.iter().for_each(StreamGuard::resume);
+    }
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

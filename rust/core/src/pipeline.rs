@@ -1,0 +1,304 @@
+//! From the steps' tokens to the readers' deltas, on the text side of the house.
+//!
+//! Runs on its own thread ([`Pipeline::run`]) or wherever the engine is driven from
+//! ([`Pipeline::turn`]). It owns the policy for readers that do not read: their deltas merge; past
+//! `max_backlog` tokens the request is paused; after `stall_limit` it is cancelled.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use crate::engine::Command;
+use crate::inbox::{Inbox, Receiver};
+use crate::output::{self, HubProducer, StreamProducer};
+use crate::request::RequestId;
+use crate::step::{EndReason, OutputEntry, StepOutput};
+use crate::text::{
+    Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, Verdict,
+};
+
+/// What a reader gets: text, and where the prompt came from.
+#[derive(Debug, Default)]
+pub struct StreamDelta {
+    /// Text, ids, logprobs, end.
+    pub text: Delta,
+    /// Which of the request's choices.
+    pub index: u32,
+    /// Tokens of the prompt.
+    pub num_prompt_tokens: u32,
+    /// Those of them that came from the prefix cache.
+    pub num_cached_tokens: u32,
+}
+
+impl output::Delta for StreamDelta {
+    fn merge_from(&mut self, later: &mut Self) {
+        self.text.merge_from(&mut later.text);
+        self.index = later.index;
+        self.num_prompt_tokens = later.num_prompt_tokens;
+        self.num_cached_tokens = later.num_cached_tokens;
+    }
+
+    fn clear(&mut self) {
+        self.text.clear();
+        self.index = 0;
+        self.num_prompt_tokens = 0;
+        self.num_cached_tokens = 0;
+    }
+
+    fn weight(&self) -> usize {
+        self.text.token_ids.len()
+    }
+}
+
+/// A message to the text side.
+pub enum TextMessage {
+    /// A stream that the engine is about to speak of.
+    Open {
+        /// Its request.
+        id: RequestId,
+        /// Its text state.
+        stream: Box<TextStream>,
+        /// Its way out.
+        producer: StreamProducer<StreamDelta>,
+        /// Which of the request's choices it is.
+        index: u32,
+        /// Tokens of the prompt.
+        num_prompt_tokens: u32,
+    },
+    /// What a step handed on.
+    Step(StepOutput),
+    /// The engine is gone: nothing follows.
+    Close,
+}
+
+/// Patience with readers that do not read.
+#[derive(Clone, Copy, Debug)]
+pub struct StallPolicy {
+    /// Tokens that may wait in merged deltas before the request is paused.
+    pub max_backlog: usize,
+    /// How long a request may stay paused before it is cancelled.
+    pub stall_limit: Duration,
+}
+
+impl Default for StallPolicy {
+    fn default() -> Self {
+        Self { max_backlog: 1024, stall_limit: Duration::from_secs(60) }
+    }
+}
+
+/// How often the policy had to act.
+#[derive(Debug, Default)]
+pub struct StallCounters {
+    /// Requests paused.
+    pub paused: AtomicU64,
+    /// Requests cancelled after a pause.
+    pub cancelled: AtomicU64,
+}
+
+struct Stream {
+    text: Box<TextStream>,
+    producer: StreamProducer<StreamDelta>,
+    index: u32,
+    num_prompt_tokens: u32,
+    paused_since: Option<Instant>,
+}
+
+/// All streams of an engine.
+pub struct Pipeline {
+    inbox: Receiver<TextMessage>,
+    hub: HubProducer<StreamDelta>,
+    engine: Inbox<Command>,
+    streams: FxHashMap<RequestId, Stream>,
+    policy: StallPolicy,
+    counters: Arc<StallCounters>,
+    /// Paused streams in order of their pause; the front one's time runs out first.
+    stalled: VecDeque<(Instant, RequestId)>,
+    messages: Vec<TextMessage>,
+    flushes: Vec<u64>,
+    delta: StreamDelta,
+    closed: bool,
+}
+
+impl Pipeline {
+    /// A pipeline that hears from `inbox`, speaks through `hub` and tells `engine` what it finds.
+    pub fn new(
+        inbox: Receiver<TextMessage>,
+        hub: HubProducer<StreamDelta>,
+        engine: Inbox<Command>,
+        policy: StallPolicy,
+        counters: Arc<StallCounters>,
+    ) -> Self {
+        Self {
+            inbox,
+            hub,
+            engine,
+            streams: FxHashMap::default(),
+            policy,
+            counters,
+            stalled: VecDeque::new(),
+            messages: Vec::new(),
+            flushes: Vec::new(),
+            delta: StreamDelta::default(),
+            closed: false,
+        }
+    }
+
+    /// Works until the engine is gone. Sleeps, without waking, while there is nothing to do.
+    pub fn run(mut self) {
+        while !self.closed {
+            let patience = self.stalled.front().map(|(since, _)| {
+                (*since + self.policy.stall_limit).saturating_duration_since(Instant::now())
+            });
+            self.inbox.wait(patience);
+            self.turn();
+        }
+    }
+
+    /// Does all there is to do. True if there was anything.
+    pub fn turn(&mut self) -> bool {
+        let mut messages = std::mem::take(&mut self.messages);
+        self.inbox.drain(&mut messages);
+        let mut worked = !messages.is_empty();
+        for message in messages.drain(..) {
+            match message {
+                TextMessage::Open { id, stream, producer, index, num_prompt_tokens } => {
+                    let paused_since = None;
+                    let text = stream;
+                    let stream = Stream { text, producer, index, num_prompt_tokens, paused_since };
+                    self.streams.insert(id, stream);
+                }
+                TextMessage::Step(step) => self.step(&step),
+                TextMessage::Close => self.closed = true,
+            }
+        }
+        self.messages = messages;
+        worked |= self.flush();
+        worked |= self.lose_patience(Instant::now());
+        self.hub.notify();
+        worked
+    }
+
+    /// Streams that are still open.
+    pub fn num_streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    fn step(&mut self, step: &StepOutput) {
+        let mut first = 0;
+        for entry in &step.entries {
+            let last = first + entry.num_tokens as usize;
+            self.entry(step, entry, first..last);
+            first = last;
+        }
+    }
+
+    fn entry(&mut self, step: &StepOutput, entry: &OutputEntry, tokens: std::ops::Range<usize>) {
+        let Some(stream) = self.streams.get_mut(&entry.id) else { return };
+        let out = &mut self.delta;
+        out.index = stream.index;
+        out.num_prompt_tokens = stream.num_prompt_tokens;
+        out.num_cached_tokens = entry.cached_tokens;
+        let ends_on_token =
+            matches!(entry.end, Some(EndReason::Eos(_) | EndReason::StopToken(_)));
+        let shown = tokens.end - usize::from(ends_on_token);
+        let stopped = (tokens.start..shown).any(|at| {
+            let token = token_input(step, entry, at);
+            stream.text.push(&token, &mut out.text) == Verdict::Stopped
+        });
+        if let (Some(end), false) = (&entry.end, stopped) {
+            let last = || token_input(step, entry, shown);
+            let text = &mut stream.text;
+            match end {
+                EndReason::Eos(_) => {
+                    let token = StopToken::EndOfSequence(last());
+                    text.finish(FinishReason::Stop, Some(token), &mut out.text);
+                }
+                EndReason::StopToken(_) => {
+                    let token = StopToken::Requested(last());
+                    text.finish(FinishReason::Stop, Some(token), &mut out.text);
+                }
+                EndReason::Length => text.finish(FinishReason::Length, None, &mut out.text),
+                EndReason::Abort => text.finish(FinishReason::Abort, None, &mut out.text),
+                EndReason::Error(message) => text.fail(message, &mut out.text),
+            }
+        }
+        if !out.text.is_empty() {
+            stream.producer.push(out);
+        }
+        output::Delta::clear(out);
+        if stopped && entry.end.is_none() {
+            let _ = self.engine.push(Command::Stop(entry.id));
+        }
+        if stopped || entry.end.is_some() {
+            // What the engine may still say of a stopped request finds no stream and is dropped. The
+            // producer loses nothing by going: its reader gets the tail.
+            self.streams.remove(&entry.id);
+        } else {
+            self.mind_backlog(entry.id);
+        }
+    }
+
+    fn mind_backlog(&mut self, id: RequestId) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.producer.is_closed() {
+            let _ = self.engine.push(Command::Cancel(id));
+        } else if stream.producer.backlog() > self.policy.max_backlog
+            && stream.paused_since.is_none()
+        {
+            let now = Instant::now();
+            stream.paused_since = Some(now);
+            self.stalled.push_back((now, id));
+            self.counters.paused.fetch_add(1, Ordering::Relaxed);
+            let _ = self.engine.push(Command::Pause(id));
+        }
+    }
+
+    /// Readers made room: give them what was held back.
+    fn flush(&mut self) -> bool {
+        let mut flushes = std::mem::take(&mut self.flushes);
+        self.hub.take_flush_requests(&mut flushes);
+        let worked = !flushes.is_empty();
+        for id in flushes.drain(..) {
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            if stream.producer.flush() && stream.paused_since.take().is_some() {
+                self.stalled.retain(|(_, stalled)| *stalled != id);
+                let _ = self.engine.push(Command::Resume(id));
+            }
+        }
+        self.flushes = flushes;
+        worked
+    }
+
+    fn lose_patience(&mut self, now: Instant) -> bool {
+        let mut worked = false;
+        while let Some(&(since, id)) = self.stalled.front() {
+            if since + self.policy.stall_limit > now {
+                break;
+            }
+            self.stalled.pop_front();
+            if self.streams.contains_key(&id) {
+                worked = true;
+                self.counters.cancelled.fetch_add(1, Ordering::Relaxed);
+                let _ = self.engine.push(Command::Cancel(id));
+            }
+        }
+        worked
+    }
+}
+
+fn token_input<'a>(step: &'a StepOutput, entry: &OutputEntry, at: usize) -> TokenInput<'a> {
+    let id = step.tokens[at];
+    let logprob = entry.num_logprobs.filter(|_| !step.logprobs.is_empty()).map(|wanted| {
+        let top = at * step.top_width..at * step.top_width + wanted as usize;
+        LogprobInput {
+            logprob: step.logprobs[at],
+            rank: step.ranks[at],
+            top_ids: &step.top_ids[top.clone()],
+            top_logprobs: &step.top_logprobs[top],
+        }
+    });
+    TokenInput { id, logprob }
+}

@@ -1,0 +1,280 @@
+//! The order in which prefills get tokens.
+//!
+//! Priority classes first; within a class tenants take turns (deficit round robin, Shreedhar and
+//! Varghese, SIGCOMM 1995); within a tenant the smallest key goes first. A key is the tenant's clock
+//! (prefill tokens it had been given) at the request's arrival plus the tokens the request still lacks.
+//! Among requests that came together this is shortest remaining first; a request that lacks R tokens
+//! is overtaken by at most R tokens of work that arrived after it, so nothing starves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+/// Position in a queue: key, then order of arrival.
+pub(crate) type Place = (u64, u64, u32);
+
+/// Which of a tenant's two queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Holds a row and blocks already.
+    Active,
+    /// Waits for admission.
+    Waiting,
+}
+
+#[derive(Default)]
+struct Turn {
+    active: BTreeSet<Place>,
+    waiting: BTreeSet<Place>,
+    deficit: u64,
+    /// Its key in the ring.
+    position: u64,
+}
+
+/// One priority class: its tenants with work, in turn.
+#[derive(Default)]
+pub(crate) struct Class {
+    turns: FxHashMap<u32, Turn>,
+    /// Tenants by turn; a map, so that any of them leaves in logarithmic time.
+    ring: BTreeMap<u64, u32>,
+    /// Those of them that have active requests: all there is to serve when nothing is admitted.
+    active_ring: BTreeMap<u64, u32>,
+    next_position: u64,
+}
+
+impl Class {
+    fn ring(&self, active_only: bool) -> &BTreeMap<u64, u32> {
+        if active_only { &self.active_ring } else { &self.ring }
+    }
+
+    /// Tenants with work, or with active requests only.
+    pub fn ring_len(&self, active_only: bool) -> usize {
+        self.ring(active_only).len()
+    }
+
+    /// The one of them whose turn it is.
+    pub fn front(&self, active_only: bool) -> Option<u32> {
+        self.ring(active_only).first_key_value().map(|(_, &tenant)| tenant)
+    }
+
+    /// Ends a tenant's turn.
+    pub fn rotate(&mut self, tenant: u32) {
+        let position = self.turn(tenant).position;
+        self.ring.remove(&position);
+        let last = self.enter(tenant);
+        self.turn(tenant).position = last;
+        if self.active_ring.remove(&position).is_some() {
+            self.active_ring.insert(last, tenant);
+        }
+    }
+
+    fn enter(&mut self, tenant: u32) -> u64 {
+        let position = self.next_position;
+        self.next_position += 1;
+        self.ring.insert(position, tenant);
+        position
+    }
+
+    fn turn(&mut self, tenant: u32) -> &mut Turn {
+        self.turns.get_mut(&tenant).expect("invariant: a tenant in the ring has a turn")
+    }
+
+    /// The first place after `after` in a tenant's queue.
+    pub fn next(&self, tenant: u32, kind: Kind, after: Option<Place>) -> Option<Place> {
+        let turn = self.turns.get(&tenant)?;
+        let set = match kind {
+            Kind::Active => &turn.active,
+            Kind::Waiting => &turn.waiting,
+        };
+        match after {
+            None => set.first().copied(),
+            Some(place) => {
+                use std::ops::Bound::{Excluded, Unbounded};
+                set.range((Excluded(place), Unbounded)).next().copied()
+            }
+        }
+    }
+
+    pub fn deficit(&mut self, tenant: u32) -> &mut u64 {
+        &mut self.turn(tenant).deficit
+    }
+}
+
+#[derive(Default)]
+struct Tenant {
+    name: Arc<str>,
+    clock: u64,
+    requests: u32,
+}
+
+/// All requests that want prefill tokens, and the tenants they belong to.
+#[derive(Default)]
+pub(crate) struct PrefillQueue {
+    classes: BTreeMap<i32, Class>,
+    tenants: Vec<Tenant>,
+    by_name: FxHashMap<Arc<str>, u32>,
+    free: Vec<u32>,
+    waiting: usize,
+    active: usize,
+}
+
+impl PrefillQueue {
+    pub fn num_waiting(&self) -> usize {
+        self.waiting
+    }
+
+    pub fn num_active(&self) -> usize {
+        self.active
+    }
+
+    /// Priorities that have work, most urgent first.
+    pub fn priorities(&self) -> impl Iterator<Item = i32> + '_ {
+        self.classes.keys().copied()
+    }
+
+    pub fn class(&mut self, priority: i32) -> Option<&mut Class> {
+        self.classes.get_mut(&priority)
+    }
+
+    /// Counts a live request of a tenant; returns the tenant's number.
+    pub fn join(&mut self, name: &Arc<str>) -> u32 {
+        let tenant = match self.by_name.get(name) {
+            Some(&tenant) => tenant,
+            None => {
+                let new = Tenant { name: name.clone(), clock: 0, requests: 0 };
+                let tenant = match self.free.pop() {
+                    Some(tenant) => {
+                        self.tenants[tenant as usize] = new;
+                        tenant
+                    }
+                    None => {
+                        self.tenants.push(new);
+                        self.tenants.len() as u32 - 1
+                    }
+                };
+                self.by_name.insert(name.clone(), tenant);
+                tenant
+            }
+        };
+        self.tenants[tenant as usize].requests += 1;
+        tenant
+    }
+
+    /// A request of the tenant ended; a tenant without requests is forgotten.
+    pub fn leave(&mut self, tenant: u32) {
+        let entry = &mut self.tenants[tenant as usize];
+        entry.requests -= 1;
+        if entry.requests == 0 {
+            let name = std::mem::take(&mut entry.name);
+            self.by_name.remove(&name);
+            self.free.push(tenant);
+        }
+    }
+
+    /// Prefill tokens given to a tenant so far.
+    pub fn clock(&self, tenant: u32) -> u64 {
+        self.tenants[tenant as usize].clock
+    }
+
+    pub fn advance(&mut self, tenant: u32, tokens: u32) {
+        self.tenants[tenant as usize].clock += u64::from(tokens);
+    }
+
+    pub fn insert(&mut self, priority: i32, tenant: u32, kind: Kind, place: Place) {
+        let class = self.classes.entry(priority).or_default();
+        if !class.turns.contains_key(&tenant) {
+            let position = class.enter(tenant);
+            class.turns.insert(tenant, Turn { position, ..Turn::default() });
+        }
+        let turn = class.turn(tenant);
+        let (set, count) = match kind {
+            Kind::Active => (&mut turn.active, &mut self.active),
+            Kind::Waiting => (&mut turn.waiting, &mut self.waiting),
+        };
+        let new = set.insert(place);
+        debug_assert!(new, "a request is queued once");
+        *count += 1;
+        if kind == Kind::Active {
+            let position = turn.position;
+            class.active_ring.insert(position, tenant);
+        }
+    }
+
+    pub fn remove(&mut self, priority: i32, tenant: u32, kind: Kind, place: Place) {
+        let class = self.classes.get_mut(&priority).expect("invariant: queued in this class");
+        let turn = class.turns.get_mut(&tenant).expect("invariant: queued under this tenant");
+        let (set, count) = match kind {
+            Kind::Active => (&mut turn.active, &mut self.active),
+            Kind::Waiting => (&mut turn.waiting, &mut self.waiting),
+        };
+        let present = set.remove(&place);
+        debug_assert!(present, "a request is removed from the queue it is in");
+        *count -= 1;
+        let position = turn.position;
+        if turn.active.is_empty() {
+            class.active_ring.remove(&position);
+        }
+        if turn.active.is_empty() && turn.waiting.is_empty() {
+            class.turns.remove(&tenant);
+            class.ring.remove(&position);
+            if class.ring.is_empty() {
+                self.classes.remove(&priority);
+            }
+        }
+    }
+
+    /// Every queued request (its table index) with the queue it is in.
+    pub fn iter(&self) -> impl Iterator<Item = (Kind, u32)> + '_ {
+        self.classes.values().flat_map(|class| class.turns.values()).flat_map(|turn| {
+            let active = turn.active.iter().map(|place| (Kind::Active, place.2));
+            active.chain(turn.waiting.iter().map(|place| (Kind::Waiting, place.2)))
+        })
+    }
+
+    #[cfg(test)]
+    fn num_tenants(&self) -> usize {
+        self.by_name.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_request_is_overtaken_only_by_its_own_length() {
+        let mut queue = PrefillQueue::default();
+        let tenant = queue.join(&"".into());
+        queue.insert(0, tenant, Kind::Waiting, (1000, 0, 0));
+        let mut overtaken = 0;
+        for sequence in 1.. {
+            let key = queue.clock(tenant) + 100;
+            queue.insert(0, tenant, Kind::Waiting, (key, sequence, sequence as u32));
+            let class = queue.class(0).expect("has work");
+            let first = class.next(tenant, Kind::Waiting, None).expect("has work");
+            queue.remove(0, tenant, Kind::Waiting, first);
+            if first.2 == 0 {
+                break;
+            }
+            overtaken += 100;
+            queue.advance(tenant, 100);
+        }
+        assert!(overtaken <= 1000, "{overtaken}");
+    }
+
+    #[test]
+    fn tenants_without_requests_leave_nothing_behind() {
+        let mut queue = PrefillQueue::default();
+        for round in 0..100 {
+            let name: Arc<str> = format!("tenant {round}").into();
+            let tenant = queue.join(&name);
+            assert_eq!(tenant, 0);
+            queue.insert(3, tenant, Kind::Active, (1, 1, 7));
+            assert_eq!(queue.iter().collect::<Vec<_>>(), [(Kind::Active, 7)]);
+            queue.remove(3, tenant, Kind::Active, (1, 1, 7));
+            queue.leave(tenant);
+        }
+        assert_eq!((queue.num_tenants(), queue.classes.len(), queue.tenants.len()), (0, 0, 1));
+    }
+}

@@ -1,0 +1,258 @@
+//! An engine with everything around it: inbox, text side, hub.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::arrays::StepArrays;
+use crate::config::EngineConfig;
+use crate::engine::{Command, Engine};
+use crate::error::{RuntimeError, StepError};
+use crate::frontend::Frontend;
+use crate::inbox::{self, Inbox, Receiver};
+use crate::output::{self, HubConsumer, Wake};
+use crate::pipeline::{Pipeline, StallCounters, StallPolicy, StreamDelta, TextMessage};
+use crate::stats::Stats;
+use crate::step::StepOutput;
+use crate::text::TextModel;
+
+/// Deltas that a stream holds one by one before they merge.
+const RING: usize = 8;
+
+/// Where the text side runs.
+enum TextSide {
+    Thread(Option<JoinHandle<()>>),
+    /// On the thread that drives the engine: after each commit, and when the reader makes room.
+    Inline(Box<Mutex<Pipeline>>),
+}
+
+/// The thread that drives the engine holds this: plan, forward, commit.
+pub struct Driver {
+    engine: Engine,
+    commands: Vec<Command>,
+    output: StepOutput,
+}
+
+/// A running engine. Its parts lock apart, so that no reader waits for a step.
+pub struct Runtime {
+    frontend: Frontend,
+    driver: Mutex<Driver>,
+    receiver: Mutex<Receiver<Command>>,
+    consumer: Mutex<HubConsumer<StreamDelta>>,
+    wake: Arc<Wake>,
+    text: TextSide,
+    stats: Mutex<Stats>,
+    stall: Arc<StallCounters>,
+}
+
+/// What a [`Runtime`] is made of.
+pub struct RuntimeSpec {
+    /// Sizes and limits.
+    pub config: EngineConfig,
+    /// The model's end-of-sequence ids.
+    pub eos: Vec<u32>,
+    /// Ids below this may be given and sampled.
+    pub vocab_size: u32,
+    /// How ids become text.
+    pub model: Arc<TextModel>,
+    /// Give the text side a thread of its own.
+    pub text_thread: bool,
+    /// What to do about readers that do not read.
+    pub policy: StallPolicy,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // A panic under a lock is reported where it happened; the state stays usable for shutting down.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Runtime {
+    /// Starts everything but the engine's own loop, which is the caller's.
+    pub fn new(spec: RuntimeSpec) -> Result<Self, RuntimeError> {
+        let engine = Engine::new(spec.config.clone(), spec.eos)?;
+        let (commands, receiver) = inbox::inbox();
+        let (text, text_receiver) = inbox::inbox();
+        let wake = Arc::new(Wake::new()?);
+        let waker: Inbox<TextMessage> = text.clone();
+        let (producer, consumer) = output::hub(RING, wake.clone(), move || waker.wake());
+        let opener = producer.opener();
+        let stall = Arc::new(StallCounters::default());
+        let pipeline = Pipeline::new(
+            text_receiver,
+            producer,
+            commands.clone(),
+            spec.policy,
+            stall.clone(),
+        );
+        let text_side = if spec.text_thread {
+            let thread = std::thread::Builder::new().name("miniinfer-text".into());
+            TextSide::Thread(Some(thread.spawn(move || pipeline.run())?))
+        } else {
+            TextSide::Inline(Box::new(Mutex::new(pipeline)))
+        };
+        let stats = engine.stats();
+        Ok(Self {
+            frontend: Frontend {
+                config: spec.config,
+                vocab_size: spec.vocab_size,
+                model: spec.model,
+                engine: commands,
+                text,
+                opener,
+                next_id: AtomicU64::new(1),
+                stopped: OnceLock::new(),
+            },
+            driver: Mutex::new(Driver {
+                engine,
+                commands: Vec::new(),
+                output: StepOutput::default(),
+            }),
+            receiver: Mutex::new(receiver),
+            consumer: Mutex::new(consumer),
+            wake,
+            text: text_side,
+            stats: Mutex::new(stats),
+            stall,
+        })
+    }
+
+    /// Where requests come in.
+    pub fn frontend(&self) -> &Frontend {
+        &self.frontend
+    }
+
+    /// Plans a step: takes messages in, decides, writes the arrays. Returns the tokens in it; with 0 no
+    /// commit follows.
+    pub fn plan(&self, slot: usize, arrays: &StepArrays<'_>) -> Result<u32, StepError> {
+        let mut driver = lock(&self.driver);
+        self.take_commands(&mut driver);
+        let tokens = driver.engine.plan(slot, arrays)?;
+        self.hand_on(&mut driver);
+        if tokens == 0 {
+            *lock(&self.stats) = driver.engine.stats();
+        }
+        Ok(tokens)
+    }
+
+    /// Takes a step's tokens in and hands them on.
+    pub fn commit(&self, slot: usize, arrays: &StepArrays<'_>) -> Result<(), StepError> {
+        let mut driver = lock(&self.driver);
+        driver.engine.commit(slot, arrays)?;
+        self.hand_on(&mut driver);
+        *lock(&self.stats) = driver.engine.stats();
+        Ok(())
+    }
+
+    /// Looks at the engine of a planned step.
+    pub fn with_engine<R>(&self, look: impl FnOnce(&Engine) -> R) -> R {
+        look(&lock(&self.driver).engine)
+    }
+
+    /// Ends the requests of a step whose forward failed.
+    pub fn fail_step(&self, slot: usize, reason: &str) -> Result<(), StepError> {
+        let mut driver = lock(&self.driver);
+        driver.engine.fail_step(slot, reason)?;
+        self.hand_on(&mut driver);
+        *lock(&self.stats) = driver.engine.stats();
+        Ok(())
+    }
+
+    /// Ends every request with an error and refuses new ones.
+    pub fn fail(&self, reason: &str) {
+        // A request that is being submitted now is either taken in below or refused.
+        let _ = self.frontend.stopped.set(reason.into());
+        let mut driver = lock(&self.driver);
+        self.take_commands(&mut driver);
+        driver.engine.fail_all(reason);
+        self.hand_on(&mut driver);
+        *lock(&self.stats) = driver.engine.stats();
+    }
+
+    fn take_commands(&self, driver: &mut Driver) {
+        lock(&self.receiver).drain(&mut driver.commands);
+        let Driver { engine, commands, .. } = driver;
+        engine.apply(commands.drain(..));
+    }
+
+    fn hand_on(&self, driver: &mut Driver) {
+        driver.engine.take_output(&mut driver.output);
+        if !driver.output.is_empty() {
+            let step = std::mem::take(&mut driver.output);
+            let _ = self.frontend.text.push(TextMessage::Step(step));
+        }
+        if let TextSide::Inline(pipeline) = &self.text {
+            lock(pipeline).turn();
+        }
+    }
+
+    /// Sleeps until there is something to plan, without waking in between. False if the time ran out.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        if lock(&self.driver).engine.has_work() {
+            return true;
+        }
+        lock(&self.receiver).wait(timeout)
+    }
+
+    /// Ends a `wait` at once.
+    pub fn interrupt(&self) {
+        self.frontend.engine.wake();
+    }
+
+    /// Whether requests are alive, messages under way included.
+    pub fn has_requests(&self) -> bool {
+        lock(&self.driver).engine.num_requests() > 0 || !lock(&self.receiver).is_empty()
+    }
+
+    /// Gives `deliver` all that is ready, one delta a stream.
+    pub fn drain(&self, mut deliver: impl FnMut(u64, &mut StreamDelta)) {
+        let mut consumer = lock(&self.consumer);
+        loop {
+            consumer.drain(&mut deliver);
+            // What was held back for want of room comes at once where the text side is ours to run.
+            let TextSide::Inline(pipeline) = &self.text else { return };
+            if !lock(pipeline).turn() {
+                return;
+            }
+        }
+    }
+
+    /// The descriptor that is readable when there is something to drain.
+    pub fn wake(&self) -> &Wake {
+        &self.wake
+    }
+
+    /// Forgets cached prefixes before the next step.
+    pub fn reset_prefix_cache(&self) {
+        let _ = self.frontend.engine.push(Command::ResetPrefixCache);
+    }
+
+    /// Counters as of the last step.
+    pub fn stats(&self) -> Stats {
+        lock(&self.stats).clone()
+    }
+
+    /// How often readers had to be paused or given up.
+    pub fn stall_counters(&self) -> &StallCounters {
+        &self.stall
+    }
+
+    /// Verifies the engine's whole state, messages taken in first.
+    pub fn check(&self) -> Result<(), String> {
+        let mut driver = lock(&self.driver);
+        self.take_commands(&mut driver);
+        self.hand_on(&mut driver);
+        driver.engine.check()
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        let _ = self.frontend.text.push(TextMessage::Close);
+        if let TextSide::Thread(thread) = &mut self.text
+            && let Some(thread) = thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}

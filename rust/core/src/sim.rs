@@ -1,0 +1,129 @@
+//! An engine without a model, for tests and for measuring the control plane alone.
+//!
+//! The stand-in for the model keeps a cache of its own in the places that the step arrays name: the
+//! entry of a token is a digest of the whole sequence up to it, made from the entry before it, which is
+//! found through the block table. A wrong block, a stale prefix or a skipped token changes every token
+//! that follows, as it would in a real model.
+
+use crate::arrays::{OwnedArrays, StepArrays, header};
+use crate::config::EngineConfig;
+use crate::engine::{Command, Engine};
+use crate::error::{ConfigError, StepError};
+use crate::noise::bits;
+use crate::request::{Arrival, NewRequest, RequestId};
+use crate::step::StepOutput;
+
+/// The digest of a sequence from that of all but its last token.
+fn extend(digest: u64, token: u32) -> u64 {
+    bits(digest, u64::from(token))
+}
+
+fn predict(digest: u64, vocab: u32) -> u32 {
+    (bits(digest, u64::MAX) % u64::from(vocab)) as u32
+}
+
+/// The tokens that follow a prompt: what a request must get, however it is scheduled.
+pub fn continuation(prompt: &[u32], vocab: u32) -> impl Iterator<Item = u32> {
+    let mut digest = prompt.iter().fold(0, |digest, &token| extend(digest, token));
+    std::iter::repeat_with(move || {
+        let token = predict(digest, vocab);
+        digest = extend(digest, token);
+        token
+    })
+}
+
+/// A made-up model over token ids below `vocab`, with its cache.
+pub struct ShadowModel {
+    cache: Vec<u64>,
+    block_size: usize,
+    max_blocks: usize,
+    vocab: u32,
+}
+
+impl ShadowModel {
+    /// A model for an engine of this configuration.
+    pub fn new(config: &EngineConfig, vocab: u32) -> Self {
+        Self {
+            cache: vec![0; config.num_blocks as usize * config.block_size as usize],
+            block_size: config.block_size as usize,
+            max_blocks: config.max_blocks_per_seq() as usize,
+            vocab,
+        }
+    }
+
+    /// Runs a planned step: fills the cache and `sampled`.
+    pub fn forward(&mut self, arrays: &StepArrays<'_>) {
+        let field = |at: usize| arrays.header[at].get() as usize;
+        let mut digests = vec![0; field(header::NUM_TOKENS)];
+        for seq in 0..field(header::NUM_SEQS) {
+            let table = &arrays.block_table[arrays.rows[seq].get() as usize * self.max_blocks..];
+            let (from, to) = (arrays.query_start[seq].get(), arrays.query_start[seq + 1].get());
+            for at in from as usize..to as usize {
+                let position = arrays.positions[at].get() as usize;
+                let before = position.checked_sub(1).map_or(0, |p| {
+                    let block = table[p / self.block_size].get() as usize;
+                    self.cache[block * self.block_size + p % self.block_size]
+                });
+                digests[at] = extend(before, arrays.token_ids[at].get() as u32);
+                self.cache[arrays.slot_mapping[at].get() as usize] = digests[at];
+            }
+            let last = arrays.positions[to as usize - 1].get();
+            assert_eq!(arrays.seq_lens[seq].get(), last + 1, "context length of request {seq}");
+        }
+        for sample in 0..field(header::NUM_SAMPLES) {
+            let digest = digests[arrays.logits_index[sample].get() as usize];
+            arrays.sampled[sample].set(predict(digest, self.vocab) as i32);
+        }
+    }
+}
+
+/// An engine with its arrays and a made-up model.
+pub struct Simulation {
+    /// The engine.
+    pub engine: Engine,
+    /// The arrays of slot 0.
+    pub arrays: OwnedArrays,
+    /// What the last step handed on.
+    pub output: StepOutput,
+    model: ShadowModel,
+    next_id: RequestId,
+}
+
+impl Simulation {
+    /// A simulation over token ids below `vocab`.
+    pub fn new(config: EngineConfig, eos: Vec<u32>, vocab: u32) -> Result<Self, ConfigError> {
+        let engine = Engine::new(config, eos)?;
+        Ok(Self {
+            arrays: OwnedArrays::new(engine.config()),
+            output: StepOutput::default(),
+            model: ShadowModel::new(engine.config(), vocab),
+            next_id: 0,
+            engine,
+        })
+    }
+
+    /// Queues a request; returns the id of its first choice.
+    pub fn submit(&mut self, request: NewRequest) -> RequestId {
+        let first = self.next_id;
+        self.next_id += u64::from(request.n);
+        self.send(Command::Add { first, request: Box::new(request), arrival: Arrival::default() });
+        first
+    }
+
+    /// Sends a command.
+    pub fn send(&mut self, command: Command) {
+        self.engine.apply([command]);
+    }
+
+    /// One step. Returns the tokens computed; `output` holds what was handed on.
+    pub fn step(&mut self) -> Result<u32, StepError> {
+        let arrays = self.arrays.view();
+        let tokens = self.engine.plan(0, &arrays)?;
+        if tokens > 0 {
+            self.model.forward(&arrays);
+            self.engine.commit(0, &arrays)?;
+        }
+        self.engine.take_output(&mut self.output);
+        Ok(tokens)
+    }
+}

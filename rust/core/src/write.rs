@@ -1,0 +1,253 @@
+//! Planning a step: decide, then write the step's arrays in place.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use crate::arrays::{StepArrays, flag, header};
+use crate::edits::LogitEdit;
+use crate::engine::{Engine, Planned, Slot};
+use crate::error::StepError;
+use crate::noise;
+use crate::request::Request;
+
+/// Where the next item of each array goes, and what the step's requests ask for.
+struct Writer<'a, 'b> {
+    arrays: &'b StepArrays<'a>,
+    slot: usize,
+    block_size: usize,
+    max_blocks: usize,
+    tokens: usize,
+    seqs: usize,
+    samples: usize,
+    max_query_len: u32,
+    max_seq_len: usize,
+    flags: i32,
+    num_logprobs: Option<u32>,
+    edits: usize,
+}
+
+impl Engine {
+    /// Plans a step and writes its arrays. Returns the number of tokens in it; 0 if there is nothing to
+    /// compute, and then no commit follows.
+    pub fn plan(&mut self, slot: usize, arrays: &StepArrays<'_>) -> Result<u32, StepError> {
+        for each in 0..self.slots.len() {
+            self.expect(each, "plan", false)?;
+        }
+        self.expect(slot, "plan", false)?;
+        arrays.check(&self.config)?;
+        if !self.has_work() {
+            return Ok(0);
+        }
+        let started = Instant::now();
+        self.step += 1;
+        self.schedule();
+        let mut state = std::mem::take(&mut self.slots[slot]);
+        self.write(slot, &mut state, arrays);
+        state.started = Some(started);
+        state.in_flight = state.num_tokens > 0;
+        let tokens = state.num_tokens;
+        self.slots[slot] = state;
+        self.counters.steps += u64::from(tokens > 0);
+        Ok(tokens)
+    }
+
+    fn write(&mut self, slot: usize, state: &mut Slot, arrays: &StepArrays<'_>) {
+        state.planned.clear();
+        let mut writer = Writer {
+            arrays,
+            slot,
+            block_size: self.config.block_size as usize,
+            max_blocks: self.config.max_blocks_per_seq() as usize,
+            tokens: 0,
+            seqs: 0,
+            samples: 0,
+            max_query_len: 0,
+            max_seq_len: 0,
+            flags: 0,
+            num_logprobs: None,
+            edits: 0,
+        };
+        arrays.query_start[0].set(0);
+        let drafting = self.config.max_draft_tokens > 0;
+        for &index in &self.decoding {
+            let request = self.table.get_mut(index);
+            if !drafting || request.drafts.is_empty() {
+                state.planned.push(writer.decode(index, request));
+            }
+        }
+        let num_decodes = writer.seqs;
+        if drafting {
+            for &index in &self.decoding {
+                let request = self.table.get_mut(index);
+                if !request.drafts.is_empty() {
+                    self.counters.draft_tokens += request.drafts.len() as u64;
+                    state.planned.push(writer.chunk(index, request));
+                }
+            }
+        }
+        for &index in &self.grants {
+            // A grant is void if its request was preempted for a more urgent one afterwards.
+            let live = self.table.get_mut(index);
+            if live.scheduled > 0 {
+                self.counters.prefill_tokens += u64::from(live.scheduled);
+                state.planned.push(writer.chunk(index, live));
+            }
+        }
+        writer.finish(num_decodes);
+        state.num_tokens = writer.tokens as u32;
+        state.num_logprobs = writer.num_logprobs;
+    }
+
+    /// Writes the logit edits of a planned step: which sample, which token, and the factor and bias of
+    /// [`LogitEdit`]. The arrays need the room that the header asks for.
+    pub fn logit_edits(
+        &self,
+        slot: usize,
+        sample: &[Cell<i32>],
+        token: &[Cell<i32>],
+        repetition: &[Cell<f32>],
+        bias: &[Cell<f32>],
+    ) -> Result<usize, StepError> {
+        self.expect(slot, "logit_edits", true)?;
+        let room = sample.len().min(token.len()).min(repetition.len()).min(bias.len());
+        let mut at = 0;
+        for planned in &self.slots[slot].planned {
+            let request = self.table.get(planned.index);
+            let Some(edits) = request.edits.as_deref().filter(|_| planned.samples > 0) else {
+                continue;
+            };
+            for row in 0..planned.samples {
+                for edit in edits.iter(request.num_output() + row) {
+                    if at == room {
+                        let needed = at + 1;
+                        return Err(StepError::ArrayLength {
+                            name: "logit edits",
+                            needed,
+                            actual: room,
+                        });
+                    }
+                    let LogitEdit { token: id, repetition: factor, bias: shift } = edit;
+                    sample[at].set((planned.first_sample + row) as i32);
+                    token[at].set(id as i32);
+                    repetition[at].set(factor);
+                    bias[at].set(shift);
+                    at += 1;
+                }
+            }
+        }
+        Ok(at)
+    }
+}
+
+impl Writer<'_, '_> {
+    /// One request's next token: the common case, kept short.
+    #[inline]
+    fn decode(&mut self, index: u32, request: &mut Request) -> Planned {
+        let position = request.computed as usize;
+        let token = request.tokens[position];
+        self.token(token, position, request);
+        self.sequence(request, 1, position + 1);
+        let first_sample = self.samples as u32;
+        self.sample(request, self.tokens - 1, 0);
+        Planned { index, tokens: 1, samples: 1, first_sample }
+    }
+
+    /// Several tokens of a request: a prefill chunk, or a token with drafts behind it.
+    fn chunk(&mut self, index: u32, request: &mut Request) -> Planned {
+        let first = request.computed as usize;
+        let scheduled = request.scheduled;
+        let known = request.tokens.len();
+        for position in first..first + scheduled as usize {
+            let token = match position.checked_sub(known) {
+                None => request.tokens[position],
+                Some(draft) => request.drafts[draft],
+            };
+            self.token(token, position, request);
+        }
+        let end = first + scheduled as usize;
+        self.sequence(request, scheduled, end);
+        let first_sample = self.samples as u32;
+        // The last known token and each draft predict a token.
+        let samples = (end + 1).saturating_sub(known);
+        for row in 0..samples {
+            self.sample(request, self.tokens - samples + row, row as u64);
+        }
+        Planned { index, tokens: scheduled, samples: samples as u32, first_sample }
+    }
+
+    #[inline]
+    fn token(&mut self, token: u32, position: usize, request: &Request) {
+        let at = self.tokens;
+        let block = request.table[position / self.block_size] as usize;
+        let arrays = self.arrays;
+        arrays.token_ids[at].set(token as i32);
+        arrays.positions[at].set(position as i32);
+        arrays.slot_mapping[at].set((block * self.block_size + position % self.block_size) as i64);
+        self.tokens += 1;
+    }
+
+    #[inline]
+    fn sequence(&mut self, request: &mut Request, query_len: u32, seq_len: usize) {
+        let at = self.seqs;
+        let arrays = self.arrays;
+        arrays.query_start[at + 1].set(self.tokens as i32);
+        arrays.seq_lens[at].set(seq_len as i32);
+        arrays.rows[at].set(request.row as i32);
+        let synced = request.synced[self.slot] as usize;
+        if synced < request.table.len() {
+            let row = request.row as usize * self.max_blocks;
+            let cells = &arrays.block_table[row + synced..row + request.table.len()];
+            for (cell, &block) in cells.iter().zip(&request.table[synced..]) {
+                cell.set(block as i32);
+            }
+            request.synced[self.slot] = request.table.len() as u32;
+        }
+        self.seqs += 1;
+        self.max_query_len = self.max_query_len.max(query_len);
+        self.max_seq_len = self.max_seq_len.max(seq_len);
+    }
+
+    #[inline]
+    fn sample(&mut self, request: &Request, logits_index: usize, ahead: u64) {
+        let at = self.samples;
+        let arrays = self.arrays;
+        let params = &request.params;
+        arrays.logits_index[at].set(logits_index as i32);
+        arrays.temperature[at].set(params.temperature);
+        arrays.top_k[at].set(params.top_k as i32);
+        arrays.top_p[at].set(params.top_p);
+        arrays.min_p[at].set(params.min_p);
+        if params.temperature > 0.0 {
+            let position = u64::from(request.num_output()) + ahead;
+            arrays.uniform[at].set(noise::uniform(params.seed, position));
+            self.flags |= flag::RANDOM;
+            self.flags |= if params.top_k > 0 { flag::TOP_K } else { 0 };
+            self.flags |= if params.top_p < 1.0 { flag::TOP_P } else { 0 };
+            self.flags |= if params.min_p > 0.0 { flag::MIN_P } else { 0 };
+        } else {
+            arrays.uniform[at].set(0.0);
+        }
+        self.num_logprobs = self.num_logprobs.max(params.num_logprobs);
+        if let Some(edits) = request.edits.as_deref() {
+            self.edits += edits.num_edits(request.num_output() + ahead as u32);
+        }
+        self.samples += 1;
+    }
+
+    fn finish(&self, num_decodes: usize) {
+        let fields = [
+            (header::NUM_TOKENS, self.tokens as i32),
+            (header::NUM_SEQS, self.seqs as i32),
+            (header::NUM_DECODES, num_decodes as i32),
+            (header::NUM_SAMPLES, self.samples as i32),
+            (header::MAX_QUERY_LEN, self.max_query_len as i32),
+            (header::MAX_SEQ_LEN, self.max_seq_len as i32),
+            (header::FLAGS, self.flags),
+            (header::NUM_LOGPROBS, self.num_logprobs.map_or(-1, |k| k as i32)),
+            (header::NUM_EDITS, self.edits as i32),
+        ];
+        for (field, value) in fields {
+            self.arrays.header[field].set(value);
+        }
+    }
+}

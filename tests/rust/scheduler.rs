@@ -1,0 +1,269 @@
+//! The engine against a naive reference: whatever the program of submits, cancels, pauses and steps, each
+//! request gets exactly the tokens that its prompt implies, once, and the state stays consistent.
+
+use std::collections::HashMap;
+
+use miniinfer_core::block::ExtraKey;
+use miniinfer_core::request::{NewRequest, SamplingSpec};
+use miniinfer_core::sim::{Simulation, continuation};
+use miniinfer_core::step::EndReason;
+use miniinfer_core::{Command, EngineConfig};
+use proptest::prelude::*;
+
+const VOCAB: u32 = 23;
+const EOS: u32 = 7;
+
+#[derive(Clone, Debug)]
+struct Ask {
+    prompt: Vec<u32>,
+    max_tokens: Option<u32>,
+    n: u32,
+    priority: i32,
+    tenant: u8,
+    salt: bool,
+    ignore_eos: bool,
+    min_tokens: u32,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit(Ask),
+    Step,
+    Cancel(u8),
+    Stop(u8),
+    Pause(u8),
+    Resume(u8),
+    Draft(u8, bool),
+    Reset,
+}
+
+fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
+    // Few distinct prompts, so that prefixes are shared.
+    let prompt = (1..max_len, 0..3u32).prop_map(|(len, kind)| {
+        (0..len).map(|at| (at * (kind + 1)) % VOCAB).collect::<Vec<_>>()
+    });
+    (
+        prompt,
+        prop::option::of(1..12u32),
+        prop_oneof![4 => Just(1u32), 1 => 2..4u32],
+        prop_oneof![3 => Just(0), 1 => -1..2i32],
+        0..3u8,
+        any::<bool>(),
+        any::<bool>(),
+        0..4u32,
+    )
+        .prop_map(move |(prompt, max_tokens, n, priority, tenant, salt, ignore_eos, min_tokens)| {
+            let room = max_len - prompt.len() as u32;
+            let max_tokens = max_tokens.map(|m| m.min(room));
+            let min_tokens = min_tokens.min(max_tokens.unwrap_or(room));
+            Ask { prompt, max_tokens, n, priority, tenant, salt, ignore_eos, min_tokens }
+        })
+}
+
+fn op(max_len: u32) -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => ask(max_len).prop_map(Op::Submit),
+        12 => Just(Op::Step),
+        2 => any::<u8>().prop_map(Op::Cancel),
+        1 => any::<u8>().prop_map(Op::Stop),
+        1 => any::<u8>().prop_map(Op::Pause),
+        1 => any::<u8>().prop_map(Op::Resume),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(id, good)| Op::Draft(id, good)),
+        1 => Just(Op::Reset),
+    ]
+}
+
+fn config() -> impl Strategy<Value = EngineConfig> {
+    (1..5u32, 1..6u32, 0..40u32, 0..30u32, any::<bool>(), 0..3u32).prop_map(
+        |(block_size, seqs, budget, blocks, enable_prefix_caching, max_draft_tokens)| {
+            let num_blocks = 4 + blocks;
+            EngineConfig {
+                block_size,
+                num_blocks,
+                max_num_seqs: seqs,
+                max_num_batched_tokens: seqs + budget,
+                // Some requests need all of the cache.
+                max_model_len: (num_blocks * block_size).min(48),
+                max_draft_tokens,
+                enable_prefix_caching,
+                max_skips: 3,
+                max_skipped_steps: 5,
+                ..EngineConfig::default()
+            }
+        },
+    )
+}
+
+/// What a request must get, and what it has got.
+struct Expected {
+    tokens: Vec<u32>,
+    end: EndReason,
+    got: Vec<u32>,
+    ended: Option<EndReason>,
+    stopped: bool,
+    paused: bool,
+}
+
+struct World {
+    sim: Simulation,
+    requests: HashMap<u64, Expected>,
+}
+
+impl World {
+    fn submit(&mut self, ask: &Ask) {
+        let config = self.sim.engine.config();
+        let limit = config.max_model_len as usize - ask.prompt.len();
+        let limit = ask.max_tokens.map_or(limit, |m| m as usize);
+        let mut tokens = Vec::new();
+        let mut end = EndReason::Length;
+        for token in continuation(&ask.prompt, VOCAB).take(limit) {
+            tokens.push(token);
+            if token == EOS && !ask.ignore_eos && tokens.len() > ask.min_tokens as usize {
+                end = EndReason::Eos(EOS);
+                break;
+            }
+        }
+        let request = NewRequest {
+            prompt: ask.prompt.clone(),
+            sampling: SamplingSpec {
+                max_tokens: ask.max_tokens,
+                ignore_eos: ask.ignore_eos,
+                min_tokens: ask.min_tokens,
+                ..SamplingSpec::default()
+            },
+            n: ask.n,
+            priority: ask.priority,
+            tenant: format!("tenant {}", ask.tenant).into(),
+            extra_keys: if ask.salt { vec![ExtraKey::Salt("s".into())] } else { Vec::new() },
+        };
+        request.validate(config.max_model_len, config.max_logprobs).expect("asks are valid");
+        let first = self.sim.submit(request);
+        for id in first..first + u64::from(ask.n) {
+            let expected = Expected {
+                tokens: tokens.clone(),
+                end: end.clone(),
+                got: Vec::new(),
+                ended: None,
+                stopped: false,
+                paused: false,
+            };
+            self.requests.insert(id, expected);
+        }
+    }
+
+    fn id(&self, pick: u8) -> u64 {
+        // Now and then an id that was never given out.
+        u64::from(pick) % (self.requests.len() as u64 + 1)
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Submit(ask) => self.submit(ask),
+            Op::Step => {
+                self.step();
+            }
+            Op::Cancel(pick) => self.sim.send(Command::Cancel(self.id(*pick))),
+            Op::Stop(pick) => {
+                let id = self.id(*pick);
+                self.sim.send(Command::Stop(id));
+                if let Some(request) = self.requests.get_mut(&id) {
+                    request.stopped = true;
+                }
+            }
+            Op::Pause(pick) => self.pause(self.id(*pick), true),
+            Op::Resume(pick) => self.pause(self.id(*pick), false),
+            Op::Draft(pick, good) => {
+                let id = self.id(*pick);
+                if let Some(request) = self.requests.get(&id) {
+                    let next = request.tokens[request.got.len()..].iter().take(2);
+                    let drafts = next.map(|&t| if *good { t } else { t ^ 1 }).collect();
+                    self.sim.send(Command::Draft(id, drafts));
+                }
+            }
+            Op::Reset => self.sim.send(Command::ResetPrefixCache),
+        }
+        self.sim.engine.check().expect("consistent");
+    }
+
+    fn pause(&mut self, id: u64, paused: bool) {
+        self.sim.send(if paused { Command::Pause(id) } else { Command::Resume(id) });
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.paused = paused;
+        }
+    }
+
+    fn step(&mut self) -> u32 {
+        let had_work = self.sim.engine.has_work();
+        let tokens = self.sim.step().expect("the protocol is kept");
+        assert!(tokens > 0 || !had_work, "work to do, but nothing scheduled");
+        assert!(tokens <= self.sim.engine.config().max_num_batched_tokens);
+        let mut delivered = self.sim.output.tokens.iter().copied();
+        for entry in &self.sim.output.entries {
+            let request = self.requests.get_mut(&entry.id).expect("a request of ours");
+            assert!(request.ended.is_none(), "request {} spoke after its end", entry.id);
+            assert!(!request.stopped || entry.num_tokens == 0, "stopped requests are silent");
+            request.got.extend(delivered.by_ref().take(entry.num_tokens as usize));
+            request.ended = entry.end.clone();
+        }
+        assert_eq!(delivered.next(), None, "each token belongs to an entry");
+        tokens
+    }
+
+    /// Runs until nothing is left. Every request must end within the bound.
+    fn finish(&mut self) {
+        let ids: Vec<u64> = self.requests.keys().copied().collect();
+        for id in ids {
+            self.pause(id, false);
+        }
+        // Alone, a request takes one step per token at most. Others can preempt it, but the oldest of the
+        // most urgent class never loses its blocks, so that in the worst case all run one after the other.
+        let alone: usize = self.requests.values().map(|r| r.tokens.len() + 50).sum();
+        let bound = alone + 50;
+        let mut steps = 0;
+        while self.sim.engine.num_requests() > 0 {
+            self.step();
+            self.sim.engine.check().expect("consistent");
+            steps += 1;
+            assert!(steps <= bound, "not finished after {bound} steps");
+        }
+        // The ends of requests that were cancelled last are still to be handed on.
+        self.step();
+        for (id, request) in &self.requests {
+            let expected = &request.tokens[..request.got.len()];
+            assert_eq!(request.got, expected, "request {id} got other tokens");
+            match &request.ended {
+                None => assert!(request.stopped, "request {id} ended without a word"),
+                Some(EndReason::Abort) => {}
+                Some(end) => {
+                    assert_eq!(end, &request.end);
+                    assert_eq!(request.got.len(), request.tokens.len());
+                }
+            }
+        }
+        let stats = self.sim.engine.stats();
+        assert_eq!((stats.num_running, stats.num_waiting, stats.blocks_used), (0, 0, 0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_program_gives_each_request_its_own_tokens(
+        (config, ops) in config().prop_flat_map(|config| {
+            let max_len = config.max_model_len;
+            (Just(config), prop::collection::vec(op(max_len), 1..80))
+        })
+    ) {
+        let sim = Simulation::new(config, vec![EOS], VOCAB).expect("a valid configuration");
+        let mut world = World { sim, requests: HashMap::new() };
+        for op in &ops {
+            world.run(op);
+        }
+        world.finish();
+    }
+}
+
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(500)
+}
