@@ -101,7 +101,7 @@ class FakeStream:
         self.finished = True
         raise StopAsyncIteration
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         self.cancelled = True
 
 
@@ -127,7 +127,7 @@ class FakeEngine:
         self.closed = False
         self.requests: list[Submitted] = []
         self.refuse: Exception | None = None
-        self.counters: dict[str, Any] = {"num_requests_running": 1, "request_success": {"stop": 2}}
+        self.counters: dict[str, Any] = {"num_requests_running": 1, "finished_stop": 2}
 
     def submit(self, prompt_token_ids: list[int], params: SamplingParams, **options: Any) -> Any:
         if self.refuse is not None:

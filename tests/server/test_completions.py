@@ -252,7 +252,7 @@ async def test_logprobs_of_a_character_cut_into_tokens(client, engine):
 async def test_refusal_by_the_engine_leaves_nothing_running(client, engine):
     def script(ids, params):
         if ids == [98]:
-            raise ValueError("this request can never run")
+            raise ValueError("this request can never run", "max_tokens")
         return answer(params, ["x"])
 
     engine.script = script
@@ -260,4 +260,5 @@ async def test_refusal_by_the_engine_leaves_nothing_running(client, engine):
         body = await response.json()
         assert response.status == 400
     assert body["error"]["message"] == "this request can never run"
+    assert body["error"]["param"] == "max_tokens"
     assert [request.stream.cancelled for request in engine.requests] == [True]

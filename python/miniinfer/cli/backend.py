@@ -112,7 +112,7 @@ class LocalBackend:
                 async for delta in stream:
                     deltas.put(delta)
             finally:
-                stream.cancel()
+                stream.close()
         except Exception as error:
             deltas.put(error)
         finally:
