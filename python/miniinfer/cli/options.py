@@ -101,6 +101,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens computed in one step (default: %(default)s)",
     )
+    group.add_argument(
+        "--target-itl-ms",
+        type=float,
+        metavar="MS",
+        help="keep steps this short by taking prompts in smaller pieces (default: no target)",
+    )
     _add_memory_options(parser)
     group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
     group.add_argument("--threads", type=positive_int, metavar="N", help="CPU threads for torch")
@@ -154,6 +160,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "num_kv_blocks",
         "kv_cache_memory",
         "enable_prefix_caching",
+        "target_itl_ms",
         "seed",
         "threads",
     )
