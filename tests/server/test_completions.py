@@ -189,6 +189,16 @@ async def test_echo(client, prompt):
         assert texts_of(await read_events(r)) == {0: "abcHello"}
 
 
+async def test_echo_of_one_token(client):
+    body = await complete(client, prompt=[97], echo=True)
+    assert body["choices"][0]["text"] == "aHello"
+
+
+async def test_each_prompt_has_its_own_limit(client, engine):
+    await complete(client, prompt=["x" * 60, "y", "z" * 60])
+    assert [request.params.max_tokens for request in engine.requests] == [4, 16, 4]
+
+
 async def test_echo_of_several_prompts(client):
     body = await complete(client, prompt=["a", [98]], n=2, echo=True)
     assert texts_of([body]) == {0: "aHello", 1: "aHello", 2: "bHello", 3: "bHello"}

@@ -72,7 +72,11 @@ async def tokenize(request: web.Request) -> web.Response:
         ids = await _encode(state, tokenizer, body.prompt or "", body.add_special_tokens)
     pieces = None
     if body.return_token_strs:
-        pieces = [tokenizer.decode([token], False) for token in ids]
+        pieces = await run_sized(
+            state.executor,
+            len(ids),
+            lambda: [tokenizer.decode([token], False) for token in ids],
+        )
     return json_response(
         {
             "count": len(ids),
