@@ -77,7 +77,7 @@ class FakeTokenizer:
 
 
 class FakeStream:
-    def __init__(self, engine: FakeEngine, request_id: str, steps: list[Step]) -> None:
+    def __init__(self, engine: FakeEngine, request_id: str | None, steps: list[Step]) -> None:
         self.request_id = request_id
         self.cancelled = False
         self.finished = False
@@ -101,7 +101,7 @@ class FakeStream:
         self.finished = True
         raise StopAsyncIteration
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         self.cancelled = True
 
 
@@ -127,14 +127,14 @@ class FakeEngine:
         self.closed = False
         self.requests: list[Submitted] = []
         self.refuse: Exception | None = None
-        self.counters: dict[str, Any] = {"num_requests_running": 1, "request_success": {"stop": 2}}
+        self.counters: dict[str, Any] = {"num_requests_running": 1, "finished_stop": 2}
 
     def submit(self, prompt_token_ids: list[int], params: SamplingParams, **options: Any) -> Any:
         if self.refuse is not None:
             raise self.refuse
-        ids = {request.options["request_id"] for request in self.requests}
-        assert options["request_id"] not in ids, "the server reused a request id"
-        stream = FakeStream(self, options["request_id"], self.script(prompt_token_ids, params))
+        ids = {request.options.get("request_id") for request in self.requests} - {None}
+        assert options.get("request_id") not in ids, "the server reused a request id"
+        stream = FakeStream(self, options.get("request_id"), self.script(prompt_token_ids, params))
         self.requests.append(Submitted(prompt_token_ids, params, options, stream))
         return stream
 

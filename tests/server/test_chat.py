@@ -142,7 +142,7 @@ async def test_logprobs(client, engine):
     ]
     assert streamed == whole
     assert "".join(entry["token"] for entry in whole) == "Hello"
-    assert bytes(sum((entry["bytes"] for entry in whole), [])) == b"Hello"
+    assert b"".join(bytes(entry["bytes"]) for entry in whole) == b"Hello"
     assert all(len(entry["top_logprobs"]) == 2 for entry in whole)
     assert all(set(entry) == {"token", "logprob", "bytes", "top_logprobs"} for entry in whole)
 

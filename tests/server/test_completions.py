@@ -189,6 +189,16 @@ async def test_echo(client, prompt):
         assert texts_of(await read_events(r)) == {0: "abcHello"}
 
 
+async def test_echo_of_one_token(client):
+    body = await complete(client, prompt=[97], echo=True)
+    assert body["choices"][0]["text"] == "aHello"
+
+
+async def test_each_prompt_has_its_own_limit(client, engine):
+    await complete(client, prompt=["x" * 60, "y", "z" * 60])
+    assert [request.params.max_tokens for request in engine.requests] == [4, 16, 4]
+
+
 async def test_echo_of_several_prompts(client):
     body = await complete(client, prompt=["a", [98]], n=2, echo=True)
     assert texts_of([body]) == {0: "aHello", 1: "aHello", 2: "bHello", 3: "bHello"}
@@ -230,7 +240,7 @@ async def test_logprobs(client, engine):
     async with client.post(URL, json={"prompt": "a", "logprobs": 2, "stream": True}) as response:
         events = await read_events(response)
     parts = [event["choices"][0]["logprobs"] for event in events[:-1]]
-    assert {key: sum((part[key] for part in parts), []) for key in whole} == whole
+    assert {key: [item for part in parts for item in part[key]] for key in whole} == whole
 
 
 async def test_logprobs_zero_names_the_chosen_token(client):
@@ -252,7 +262,7 @@ async def test_logprobs_of_a_character_cut_into_tokens(client, engine):
 async def test_refusal_by_the_engine_leaves_nothing_running(client, engine):
     def script(ids, params):
         if ids == [98]:
-            raise ValueError("this request can never run")
+            raise ValueError("this request can never run", "max_tokens")
         return answer(params, ["x"])
 
     engine.script = script
@@ -260,4 +270,5 @@ async def test_refusal_by_the_engine_leaves_nothing_running(client, engine):
         body = await response.json()
         assert response.status == 400
     assert body["error"]["message"] == "this request can never run"
+    assert body["error"]["param"] == "max_tokens"
     assert [request.stream.cancelled for request in engine.requests] == [True]

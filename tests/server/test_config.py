@@ -4,7 +4,7 @@ import pytest
 
 from miniinfer.server.banner import banner, base_url
 from miniinfer.server.config import ServerConfig
-from miniinfer.server.metrics import Histogram
+from miniinfer.server.metrics import Histogram, histogram
 from miniinfer.server.stats_log import describe
 
 from .fake import FakeEngine
@@ -53,13 +53,11 @@ def test_banner_names_what_a_user_needs():
 
 
 def test_histogram_counts_a_bound_in_its_bucket():
-    histogram = Histogram((1, 2))
+    counted = Histogram((1, 2))
     for value in (0.5, 1, 1.5, 2, 3):
-        histogram.observe(value)
-    samples = {
-        sample.labels.get("le", sample.name): sample.value
-        for sample in histogram.family("h", "help", "m").samples
-    }
+        counted.observe(value)
+    family = histogram("h", "help", "m", counted.bounds, counted.counts, counted.sum)
+    samples = {sample.labels.get("le", sample.name): sample.value for sample in family.samples}
     assert samples == {
         "1.0": 2,
         "2.0": 4,
@@ -75,7 +73,8 @@ def test_statistics_line():
         "prompt_tokens": 30,
         "generation_tokens": 15,
         "num_requests_running": 2,
-        "kv_cache_usage_perc": 0.5,
+        "kv_blocks_used": 5,
+        "kv_blocks_total": 10,
         "prefix_cache_queries": 10,
         "prefix_cache_hits": 4,
     }

@@ -280,11 +280,11 @@ async def test_failed_load(start):
 
 
 async def test_health_details(client, engine):
-    engine.counters["kv_cache_usage_perc"] = 0.5
+    engine.counters["kv_blocks_used"] = 5
     async with client.get("/healthz") as response:
         body = await response.json()
     assert body["status"] == "ok"
-    assert body["stats"]["kv_cache_usage_perc"] == 0.5
+    assert body["stats"]["kv_blocks_used"] == 5
 
 
 async def test_version_and_reset(client):
@@ -344,7 +344,13 @@ async def test_bad_detokenize(client, tokens):
 
 
 async def test_metrics(client, engine):
-    engine.counters |= {"prompt_tokens": 10, "generation_tokens": 7, "kv_cache_usage_perc": 0.25}
+    engine.counters |= {
+        "prompt_tokens": 10,
+        "generation_tokens": 7,
+        "kv_blocks_used": 1,
+        "kv_blocks_total": 4,
+        "time_to_first_token_seconds": ([0.1, 1.0], [1, 2, 3], 9.5),
+    }
     async with client.post(CHAT, json={**BODY, "stream": True}) as response:
         await response.read()
     samples = await scrape(client)
@@ -354,9 +360,10 @@ async def test_metrics(client, engine):
     assert samples["miniinfer:num_requests_running", labels] == 1
     success = (("finished_reason", "stop"), *labels)
     assert samples["miniinfer:request_success_total", success] == 2
-    assert samples["miniinfer:time_to_first_token_seconds_count", labels] == 1
-    assert samples["miniinfer:inter_token_latency_seconds_count", labels] == 1
-    assert samples["miniinfer:e2e_request_latency_seconds_count", labels] == 1
+    first_token = "miniinfer:time_to_first_token_seconds"
+    assert samples[first_token + "_count", labels] == 6
+    assert samples[first_token + "_sum", labels] == 9.5
+    assert samples[first_token + "_bucket", (("le", "1.0"), *labels)] == 3
     assert samples["miniinfer:request_generation_tokens_sum", labels] == 5
 
 

@@ -13,10 +13,12 @@ def banner(engine: Engine, config: ServerConfig, address: tuple[Any, ...]) -> st
     """Return the model, its context, where it listens, and a command to try."""
     names = config.served_model_names or (engine.model_name,)
     url = base_url(config.host, address[1])
-    kv_tokens = engine.stats().get("kv_cache_tokens")
+    stats = engine.stats()
     lines = [f"model    {', '.join(names)}", f"context  {engine.max_model_len} tokens"]
-    if kv_tokens is not None:
-        lines.append(f"KV cache {kv_tokens} tokens")
+    if "kv_cache_tokens" in stats:
+        lines.append(f"KV cache {stats['kv_cache_tokens']} tokens")
+    elif "kv_blocks_total" in stats:
+        lines.append(f"KV cache {stats['kv_blocks_total']} blocks")
     lines += [f"listens  {url}", "", "try:", _curl(url, names[0], bool(config.api_keys))]
     return "\n".join(lines)
 

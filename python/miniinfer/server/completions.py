@@ -5,6 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from miniinfer.sampling_params import SamplingParams
+
 from .completion_logprobs import LogprobWriter
 from .engine_api import Delta, Engine
 from .envelope import SYSTEM_FINGERPRINT, Envelope, origin_of
@@ -12,7 +14,7 @@ from .errors import ApiError, invalid
 from .generation import DeltaSource, EchoOnly, Generation, Work
 from .json_body import read_body
 from .params import DEFAULT_COMPLETION_TOKENS, check_logprobs, sampling_params, token_limit
-from .prompts import run_sized, tokenize_prompts
+from .prompts import run_sized, split_prompts, tokenize_prompts
 from .protocol import CompletionRequest, refuse_unsupported
 from .responses import Completion, CompletionChoice, CompletionLogprobs, Usage, encode
 from .sse import event, respond_stream
@@ -28,7 +30,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     with state.track():
         _check(body)
         prompts = await tokenize_prompts(body.prompt, engine.tokenizer, state.executor)
-        work = [_work(engine, body, token_ids) for token_ids in prompts]
+        work = _work(engine, body, prompts)
         echoes = await _echoes(state, engine, body, prompts)
         origin = origin_of(request, body, "cmpl")
         source: DeltaSource
@@ -59,23 +61,29 @@ def _check(body: CompletionRequest) -> None:
         raise invalid("logprobs", "logprobs with echo is not supported", "unsupported_parameter")
 
 
-def _work(engine: Engine, body: CompletionRequest, token_ids: list[int]) -> Work:
-    limit = token_limit(
-        len(token_ids),
-        engine.max_model_len,
-        requested=body.max_tokens,
-        default=DEFAULT_COMPLETION_TOKENS,
-        allow_zero=bool(body.echo),
-    )
-    params = sampling_params(
-        body,
-        engine.default_sampling_params,
-        # An echo alone generates nothing, but its other parameters are checked all the same.
-        max_tokens=limit or 1,
-        vocab_size=engine.tokenizer.vocab_size,
-        logprobs=body.logprobs,
-    )
-    return Work(token_ids=token_ids, params=params)
+def _work(engine: Engine, body: CompletionRequest, prompts: list[list[int]]) -> list[Work]:
+    """Return the work of each prompt; those with the same limit share their parameters."""
+    by_limit: dict[int, SamplingParams] = {}
+    work = []
+    for token_ids in prompts:
+        limit = token_limit(
+            len(token_ids),
+            engine.max_model_len,
+            requested=body.max_tokens,
+            default=DEFAULT_COMPLETION_TOKENS,
+            allow_zero=bool(body.echo),
+        )
+        if limit not in by_limit:
+            by_limit[limit] = sampling_params(
+                body,
+                engine.default_sampling_params,
+                # An echo alone generates nothing, but its other parameters are checked too.
+                max_tokens=limit or 1,
+                vocab_size=engine.tokenizer.vocab_size,
+                logprobs=body.logprobs,
+            )
+        work.append(Work(token_ids=token_ids, params=by_limit[limit]))
+    return work
 
 
 async def _echoes(
@@ -84,9 +92,7 @@ async def _echoes(
     """Return the text that goes before each prompt's answers: nothing unless echo is set."""
     if not body.echo:
         return [""] * len(prompts)
-    given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    if len(given) != len(prompts):
-        given = [prompts[0]]
+    given = split_prompts(body.prompt)
 
     def texts() -> list[str]:
         decode = engine.tokenizer.decode

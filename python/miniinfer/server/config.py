@@ -43,7 +43,6 @@ class ServerConfig:
     stats_interval: float = 10.0
     """Seconds between two lines of statistics while there is work; 0 turns them off."""
     access_log: bool = True
-    log_level: str = "info"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

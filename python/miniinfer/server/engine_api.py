@@ -89,7 +89,7 @@ class Delta(Protocol):
 
 
 class Stream(Protocol):
-    """An async iterator over the deltas of one request; `cancel` ends the request."""
+    """An async iterator over the deltas of one request; `close` ends the request."""
 
     def __aiter__(self) -> Stream:
         """Return itself."""
@@ -97,8 +97,8 @@ class Stream(Protocol):
     async def __anext__(self) -> Delta:
         """Wait for the next delta."""
 
-    def cancel(self) -> None:
-        """End the request and free its blocks; harmless when it is over."""
+    def close(self) -> None:
+        """End the request and deliver nothing more; harmless when it is over."""
 
 
 class Tokenizer(Protocol):

@@ -89,14 +89,12 @@ def engine_failure(engine: Engine, message: str | None) -> ApiError:
 def from_value_error(error: ValueError) -> ApiError:
     """Return the 400 for a refusal by the engine or the sampling parameters.
 
-    Their exceptions may carry `param` and `code`; both are optional.
+    A `ParameterError` has `message` and `param`; the args of a `RequestError` are these two.
     """
-    return ApiError(
-        400,
-        getattr(error, "message", None) or str(error),
-        param=getattr(error, "param", None),
-        code=getattr(error, "code", None),
-    )
+    message, param = getattr(error, "message", None), getattr(error, "param", None)
+    if message is None:
+        message, param, *_ = (*error.args, None, None)
+    return ApiError(400, str(message), param=param)
 
 
 def from_http_exception(error: web.HTTPException, method: str, path: str) -> ApiError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -85,14 +84,12 @@ class Generation:
         self._output_tokens = [0] * self.num_choices
         self._cached_tokens = [0] * len(work)
         self._unfinished = set(range(self.num_choices))
-        self._arrival = time.monotonic()
-        self._last_delta: list[float | None] = [None] * self.num_choices
 
     async def __aenter__(self) -> Self:
         try:
             self._submit_all()
         except BaseException:
-            self._cancel_streams()
+            self._close_streams()
             raise
         if len(self._streams) > 1:
             self._queue = asyncio.Queue(len(self._streams))
@@ -108,7 +105,7 @@ class Generation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._cancel_streams()
+        self._close_streams()
         for pump in self._pumps:
             pump.cancel()
         if self._pumps:
@@ -161,9 +158,9 @@ class Generation:
                 raise engine_failure(self._engine, str(error)) from error
             self._streams.append(stream)
 
-    def _cancel_streams(self) -> None:
+    def _close_streams(self) -> None:
         for stream in self._streams:
-            stream.cancel()
+            stream.close()
 
     async def _next_delta(self) -> tuple[int, Delta]:
         if self._queue is None:
@@ -189,13 +186,6 @@ class Generation:
         self._output_tokens[index] = delta.num_output_tokens
         if delta.index == 0:
             self._cached_tokens[position] = delta.num_cached_tokens
-        now = time.monotonic()
-        last = self._last_delta[index]
-        if last is None:
-            self._metrics.time_to_first_token.observe(now - self._arrival)
-        elif delta.token_ids:
-            self._metrics.inter_token_latency.observe((now - last) / len(delta.token_ids))
-        self._last_delta[index] = now
         if delta.finish_reason is None:
             return
         if delta.finish_reason == "error":
@@ -205,7 +195,6 @@ class Generation:
         self._unfinished.discard(index)
         self._metrics.generation_tokens.observe(delta.num_output_tokens)
         if not self._unfinished:
-            self._metrics.request_latency.observe(now - self._arrival)
             for work in self._work:
                 self._metrics.prompt_tokens.observe(len(work.token_ids))
 

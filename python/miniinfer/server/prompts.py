@@ -33,13 +33,13 @@ async def tokenize_prompts(
     ids. Raises `ApiError` 400 for anything else, for an empty prompt and for ids outside the
     vocabulary.
     """
-    prompts = _split_prompts(prompt)
+    prompts = split_prompts(prompt)
     characters = sum(len(item) for item in prompts if isinstance(item, str))
     return await run_sized(executor, characters, lambda: _encode_all(prompts, tokenizer))
 
 
-def _split_prompts(prompt: Any) -> list[str | list[Any]]:
-    """Return the prompts as a list of strings and of lists that hold no list or string."""
+def split_prompts(prompt: Any) -> list[str | list[Any]]:
+    """Return a body's prompts, each a string or a list; raises `ApiError` 400 for other forms."""
     if prompt is None:
         raise invalid("prompt", "prompt is required", "missing_parameter")
     if isinstance(prompt, str):

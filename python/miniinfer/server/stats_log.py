@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from .metrics import kv_usage
 from .state import ServerState
 
 logger = logging.getLogger("miniinfer.stats")
@@ -41,6 +42,6 @@ def describe(before: Mapping[str, Any], now: Mapping[str, Any], seconds: float) 
         f"waiting {now.get('num_requests_waiting', 0)}, "
         f"prompt {gain('prompt_tokens') / seconds:.1f} tokens/s, "
         f"generation {gain('generation_tokens') / seconds:.1f} tokens/s, "
-        f"KV cache {100 * float(now.get('kv_cache_usage_perc', 0)):.1f}%, "
+        f"KV cache {100 * kv_usage(now):.1f}%, "
         f"prefix hits {100 * hit_rate:.1f}%"
     )

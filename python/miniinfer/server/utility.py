@@ -70,13 +70,19 @@ async def tokenize(request: web.Request) -> web.Response:
         )
     else:
         ids = await _encode(state, tokenizer, body.prompt or "", body.add_special_tokens)
-    pieces = [tokenizer.decode([token], False) for token in ids]
+    pieces = None
+    if body.return_token_strs:
+        pieces = await run_sized(
+            state.executor,
+            len(ids),
+            lambda: [tokenizer.decode([token], False) for token in ids],
+        )
     return json_response(
         {
             "count": len(ids),
             "max_model_len": engine.max_model_len,
             "tokens": ids,
-            "token_strs": pieces if body.return_token_strs else None,
+            "token_strs": pieces,
         }
     )
 

@@ -1,0 +1,70 @@
+"""The command line: `miniinfer serve | chat | generate | fetch`.
+
+Each command is a module with `add_parser` and `run`. They import what is heavy inside `run`, so
+`miniinfer --help` needs neither torch nor aiohttp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from . import chat, fetch, generate, serve
+from .options import UsageError
+
+_COMMANDS = (serve, chat, generate, fetch)
+
+
+class _Version(argparse.Action):
+    """Prints the version; read only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from miniinfer import __version__
+
+        print(f"miniinfer {__version__}")
+        parser.exit(0)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; a parsed command has its function in `run`."""
+    parser = argparse.ArgumentParser(
+        prog="miniinfer",
+        description="Serve a large language model, or use one here and now.",
+        epilog="Without a model, the small built-in one is used (fetched on first use).",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0 well, 1 failed, 2 wrong usage, 130 Ctrl-C.
+
+    A failure is one line on stderr; `--log-level debug` shows where it came from.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; the interpreter's own flush must not fail on it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        if getattr(arguments, "log_level", None) == "debug":
+            raise
+        return _fail(str(error) or type(error).__name__, 1)
+    return code
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"miniinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,108 @@
+"""A running server as the source of answers, over the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from .options import UsageError
+
+_CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+class HttpBackend:
+    """Talks to `/v1/chat/completions` of an OpenAI-compatible server."""
+
+    def __init__(self, url: str, *, model: str | None, api_key: str | None) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--url must look like http://127.0.0.1:8000, got {url!r}")
+        self._parts = parts
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._model = model
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return
+
+    def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Generator[str]:
+        """Yield the answer to a conversation; closing the connection early cancels it."""
+        body = {"messages": messages, "stream": True, "model": self._model or self._first_model()}
+        connection, response = self._request("POST", "/v1/chat/completions", body | options)
+        try:
+            yield from _contents(response)
+        finally:
+            connection.close()
+
+    def _first_model(self) -> str:
+        connection, response = self._request("GET", "/v1/models", None)
+        try:
+            self._model = str(json.loads(response.read())["data"][0]["id"])
+        finally:
+            connection.close()
+        return self._model
+
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        secure = self._parts.scheme == "https"
+        connection_type = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        assert self._parts.hostname is not None, "checked at construction"
+        connection = connection_type(
+            self._parts.hostname, self._parts.port, timeout=_CONNECT_TIMEOUT_SECONDS
+        )
+        try:
+            connection.connect()
+            connection.sock.settimeout(None)  # An answer may take as long as it takes.
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._base + path, data, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RuntimeError(_error_message(response))
+        except OSError as error:
+            connection.close()
+            netloc = self._parts.netloc
+            raise RuntimeError(f"cannot reach the server at {netloc}: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection, response
+
+
+def _contents(response: http.client.HTTPResponse) -> Generator[str]:
+    """Yield the text of each event until `[DONE]`."""
+    for line in response:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[len(b"data:") :].strip()
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise RuntimeError(event["error"]["message"])
+        for choice in event["choices"]:
+            if content := choice["delta"].get("content"):
+                yield content
+    raise RuntimeError("the server closed the stream before its end")
+
+
+def _error_message(response: http.client.HTTPResponse) -> str:
+    text = response.read().decode("utf-8", "replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status} {response.reason}"

@@ -1,0 +1,199 @@
+"""Flags that several commands share, and the values they hold."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from miniinfer.config import EngineArgs
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+API_KEY_VARIABLE = "MINIINFER_API_KEY"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?", re.IGNORECASE)
+
+
+class UsageError(Exception):
+    """The command line makes no sense; the message says what to change."""
+
+
+def positive_int(text: str) -> int:
+    """Parse an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def byte_size(text: str) -> int:
+    """Parse a size such as 800M, 2GiB or 1000000 to bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"must be a size such as 800M or 2GiB, got {text!r}")
+    return size
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return value
+
+
+def template_text(value: str) -> str:
+    """Return a chat template given as a file's path or as its own text."""
+    if "{{" in value or "{%" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise argparse.ArgumentTypeError(f"cannot read the template {value!r}: {reason}") from None
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the model and everything that shapes the engine."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a model directory, a .gguf file or a hub id; default: the built-in model",
+    )
+    group = parser.add_argument_group("engine")
+    group.add_argument("--tokenizer", metavar="PATH", help="take the tokenizer from here instead")
+    group.add_argument("--revision", help="revision of a hub model")
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="type of weights and activations (default: auto)",
+    )
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
+    group.add_argument(
+        "--max-model-len",
+        type=positive_int,
+        metavar="N",
+        help="tokens a request may have, prompt and answer together (default: the model's)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="requests that may run at once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=positive_int,
+        default=2048,
+        metavar="N",
+        help="tokens computed in one step (default: %(default)s)",
+    )
+    group.add_argument(
+        "--target-itl-ms",
+        type=float,
+        metavar="MS",
+        help="keep steps this short by taking prompts in smaller pieces (default: no target)",
+    )
+    _add_memory_options(parser)
+    group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
+    group.add_argument("--threads", type=positive_int, metavar="N", help="CPU threads for torch")
+    parser.add_argument(
+        "--chat-template",
+        type=template_text,
+        metavar="FILE",
+        help="chat template that replaces the model's: a file or the template itself",
+    )
+    parser.add_argument(
+        "--log-level", default="info", choices=LOG_LEVELS, help="(default: %(default)s)"
+    )
+
+
+def _add_memory_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("KV cache")
+    group.add_argument(
+        "--block-size",
+        type=positive_int,
+        default=16,
+        metavar="N",
+        help="tokens in one KV block (default: %(default)s)",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--num-kv-blocks", type=positive_int, metavar="N", help="number of blocks")
+    size.add_argument(
+        "--kv-cache-memory", type=byte_size, metavar="SIZE", help="memory for blocks, as 2GiB"
+    )
+    group.add_argument(
+        "--no-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="do not keep the KV blocks of past prompts",
+    )
+
+
+def engine_args(arguments: argparse.Namespace) -> EngineArgs:
+    """Return the engine's settings; raises `UsageError` for values that exclude each other."""
+    from miniinfer.config import EngineArgs
+
+    names = (
+        "model",
+        "tokenizer",
+        "revision",
+        "dtype",
+        "device",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "num_kv_blocks",
+        "kv_cache_memory",
+        "enable_prefix_caching",
+        "target_itl_ms",
+        "seed",
+        "threads",
+    )
+    try:
+        return EngineArgs(**{name: getattr(arguments, name) for name in names})
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
+    """Add how an answer is sampled and how long it may be."""
+    group = parser.add_argument_group("answer")
+    default = "the rest of the context" if max_tokens is None else max_tokens
+    group.add_argument(
+        "--max-tokens",
+        type=positive_int,
+        default=max_tokens,
+        metavar="N",
+        help=f"tokens to generate at most (default: {default})",
+    )
+    group.add_argument("--temperature", type=float, help="0 takes the most likely token")
+    group.add_argument("--top-p", type=float, help="sample from this share of probability")
+    group.add_argument("--top-k", type=int, help="sample from this many tokens")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end here; repeatable")
+
+
+def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling flags that were given, under the names requests use."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def api_key_from_environment() -> str | None:
+    """Return the key in `MINIINFER_API_KEY`, if it is set and not empty."""
+    return os.environ.get(API_KEY_VARIABLE) or None

@@ -1,0 +1,180 @@
+"""`miniinfer serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from .options import (
+    API_KEY_VARIABLE,
+    Subparsers,
+    UsageError,
+    add_engine_options,
+    api_key_from_environment,
+    byte_size,
+    engine_args,
+    json_object,
+    positive_int,
+)
+
+if TYPE_CHECKING:
+    from miniinfer.config import EngineArgs
+    from miniinfer.server.config import ServerConfig
+    from miniinfer.server.engine_api import Engine
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add the command and its flags."""
+    parser = commands.add_parser(
+        "serve",
+        help="start an OpenAI-compatible server",
+        description="Start an OpenAI-compatible server. Ctrl-C lets running requests finish.",
+    )
+    add_engine_options(parser)
+    _add_network_options(parser)
+    _add_chat_options(parser)
+    parser.add_argument(
+        "--no-access-log",
+        dest="access_log",
+        action="store_false",
+        help="do not log each request",
+    )
+    parser.add_argument(
+        "--stats-interval",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="between lines of statistics while there is work; 0 is never (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the settings, print them and exit"
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_network_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 is any (default: %(default)s)")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help=f"key that clients must send; repeatable, or set {API_KEY_VARIABLE}",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="web origins that may call the server (CORS), or '*'; default: none",
+    )
+    group.add_argument(
+        "--max-body-size",
+        type=byte_size,
+        default=10 * 1024 * 1024,
+        metavar="SIZE",
+        help="largest request body (default: 10MiB)",
+    )
+    group.add_argument(
+        "--max-concurrent-requests",
+        type=positive_int,
+        metavar="N",
+        help="refuse more requests than this at once with 503; default: no limit",
+    )
+    group.add_argument(
+        "--keep-alive-interval",
+        type=float,
+        default=15.0,
+        metavar="SECONDS",
+        help="silence after which a stream gets a comment; 0 is never (default: %(default)g)",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="for running requests after SIGTERM (default: %(default)g)",
+    )
+
+
+def _add_chat_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models and chats")
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="names that requests use for the model; default: the model's own",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template, as '{\"enable_thinking\": false}'",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring their own chat template",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal says stop."""
+    engine = engine_args(arguments)
+    config = server_config(arguments)
+    if arguments.dry_run:
+        print(json.dumps(_shown(engine, config), indent=2, default=repr))
+        return 0
+
+    from miniinfer.server.run import serve
+
+    from .logs import set_up_logging
+
+    def load() -> Engine:
+        from miniinfer import AsyncLLM
+
+        return AsyncLLM.from_args(engine)
+
+    set_up_logging(arguments.log_level)
+    return serve(load, config)
+
+
+def server_config(arguments: argparse.Namespace) -> ServerConfig:
+    """Return the server's settings; raises `UsageError` for values out of range."""
+    from miniinfer.server.config import ServerConfig
+
+    keys = arguments.api_key
+    if keys is None:
+        key = api_key_from_environment()
+        keys = [key] if key else []
+    try:
+        return ServerConfig(
+            host=arguments.host,
+            port=arguments.port,
+            served_model_names=tuple(arguments.served_model_name),
+            api_keys=tuple(keys),
+            allowed_origins=tuple(arguments.allowed_origins),
+            default_chat_template_kwargs=arguments.default_chat_template_kwargs,
+            chat_template=arguments.chat_template,
+            trust_request_chat_template=arguments.trust_request_chat_template,
+            max_body_size=arguments.max_body_size,
+            max_concurrent_requests=arguments.max_concurrent_requests,
+            keep_alive_interval=arguments.keep_alive_interval,
+            shutdown_timeout=arguments.shutdown_timeout,
+            stats_interval=arguments.stats_interval,
+            access_log=arguments.access_log,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _shown(engine: EngineArgs, config: ServerConfig) -> dict[str, object]:
+    """Return all settings for printing; keys stay secret."""
+    server = {name.name: getattr(config, name.name) for name in dataclasses.fields(config)}
+    server["api_keys"] = ["***"] * len(config.api_keys)
+    return {"engine": dataclasses.asdict(engine), "server": server}

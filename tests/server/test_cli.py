@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from miniinfer.cli import build_parser, main
+from miniinfer.cli.backend import LocalBackend
+from miniinfer.cli.http_backend import HttpBackend
+from miniinfer.cli.options import UsageError, byte_size, json_object, template_text
+from miniinfer.cli.repl import Repl
+from miniinfer.cli.serve import server_config
+
+from .fake import FakeDelta, FakeEngine, answer
+
+HEAVY = ("torch", "aiohttp", "transformers", "tokenizers", "msgspec", "jinja2", "numpy")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["chat", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    code = (
+        "import sys\n"
+        "from miniinfer.cli import build_parser\n"
+        f"try: build_parser().parse_args({arguments!r})\n"
+        "except SystemExit as exit: assert exit.code == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_flag_has_help():
+    import argparse
+
+    def actions(parser):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for child in action.choices.values():
+                    yield from actions(child)
+            else:
+                yield action
+
+    all_actions = list(actions(build_parser()))
+    assert len(all_actions) > 40
+    assert all(action.help for action in all_actions)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out.startswith("miniinfer ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["serve", "--port", "x"],
+        ["serve", "--max-num-seqs", "0"],
+        ["serve", "--dtype", "int3"],
+        ["serve", "--kv-cache-memory", "much"],
+        ["serve", "--kv-cache-memory", "0"],
+        ["serve", "--kv-cache-memory", "1G", "--num-kv-blocks", "5"],
+        ["serve", "--default-chat-template-kwargs", "[1]"],
+        ["serve", "--default-chat-template-kwargs", "{"],
+        ["serve", "--chat-template", "/no/such/file"],
+        ["generate"],
+        ["generate", "-p", "x", "--max-tokens", "0"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "--dry-run", "--port", "70000"], "port"),
+        (["serve", "--dry-run", "--shutdown-timeout", "-1"], "shutdown_timeout"),
+        (["serve", "--dry-run", "--api-key", ""], "API key"),
+        (["generate", "-p", ""], "prompt"),
+        (["chat", "--url", "ftp://x"], "--url"),
+    ],
+)
+def test_values_out_of_range_exit_with_2(arguments, named, capsys):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert named in err
+    assert err.count("\n") == 1
+
+
+def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
+    monkeypatch.setenv("MINIINFER_API_KEY", "from-the-environment")
+    arguments = ["serve", "some/model", "--dry-run", "--kv-cache-memory", "1GiB"]
+    assert main([*arguments, "--default-chat-template-kwargs", '{"a": 1}']) == 0
+    out = capsys.readouterr().out
+    settings = json.loads(out)
+    assert settings["engine"]["model"] == "some/model"
+    assert settings["engine"]["kv_cache_memory"] == 2**30
+    assert settings["server"]["default_chat_template_kwargs"] == {"a": 1}
+    assert settings["server"]["api_keys"] == ["***"]
+    assert "from-the-environment" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [([], ("env",)), (["--api-key", "a", "--api-key", "b"], ("a", "b"))],
+)
+def test_api_keys(arguments, expected, monkeypatch):
+    monkeypatch.setenv("MINIINFER_API_KEY", "env")
+    assert server_config(build_parser().parse_args(["serve", *arguments])).api_keys == expected
+
+
+def test_an_empty_key_in_the_environment_is_no_key(monkeypatch):
+    monkeypatch.setenv("MINIINFER_API_KEY", "")
+    assert server_config(build_parser().parse_args(["serve"])).api_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1000", 1000), ("2k", 2000), ("2KiB", 2048), ("1.5GiB", 3 * 2**29), ("800MB", 800 * 10**6)],
+)
+def test_byte_size(text, expected):
+    assert byte_size(text) == expected
+
+
+def test_json_object():
+    assert json_object('{"a": [1]}') == {"a": [1]}
+
+
+def test_template_text(tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ messages }}é", encoding="utf-8")
+    assert template_text(str(path)) == "{{ messages }}é"
+    assert template_text("{% if x %}") == "{% if x %}"
+
+
+class ScriptedBackend:
+    """Yields listed pieces; an exception in the list is raised in its place."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.seen = []
+
+    def chat(self, messages, options):
+        self.seen.append(messages)
+        for piece in self.answers.pop(0):
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+
+def talk(monkeypatch, backend, *lines, **options):
+    entered = iter(lines)
+
+    def read(prompt):
+        line = next(entered, None)
+        if line is None:
+            raise EOFError
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    return Repl(backend, {}, **options).run()
+
+
+def test_conversation_is_kept(monkeypatch, capsys):
+    backend = ScriptedBackend(["A", "B"], ["C"])
+    assert talk(monkeypatch, backend, "one", "", "two", system="S") == 0
+    assert "AB\n" in capsys.readouterr().out
+    assert backend.seen[1] == [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "AB"},
+        {"role": "user", "content": "two"},
+    ]
+
+
+def test_commands(monkeypatch, capsys):
+    backend = ScriptedBackend(["A"], ["B"], ["C"])
+    lines = ["/help", "one", "/reset", "two", "/system be brief", "three", "/nope", "/quit", "no"]
+    assert talk(monkeypatch, backend, *lines) == 0
+    captured = capsys.readouterr()
+    assert "/reset" in captured.out
+    assert "/nope" in captured.err
+    assert backend.seen[1] == [{"role": "user", "content": "two"}]
+    assert backend.seen[2] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "three"},
+    ]
+
+
+def test_interrupt_stops_the_answer_and_keeps_the_conversation(monkeypatch, capsys):
+    backend = ScriptedBackend(["half", KeyboardInterrupt()], ["B"])
+    assert talk(monkeypatch, backend, "one", "two", KeyboardInterrupt()) == 0
+    assert "[stopped]" in capsys.readouterr().out
+    assert backend.seen[1][1] == {"role": "assistant", "content": "half"}
+
+
+def test_failed_turn_is_forgotten(monkeypatch, capsys):
+    backend = ScriptedBackend(["half", RuntimeError("gone")], ["B"])
+    assert talk(monkeypatch, backend, "one", "two") == 0
+    assert "gone" in capsys.readouterr().err
+    assert backend.seen[1] == [{"role": "user", "content": "two"}]
+
+
+async def test_http_backend_talks_to_the_server(start, engine):
+    engine.script = lambda ids, params: answer(params, ["Hé", "llo"])
+    client = await start(engine, api_keys=("k",), keep_alive_interval=0.01)
+    backend = HttpBackend(str(client.make_url("/v1/")), model=None, api_key="k")
+    messages = [{"role": "user", "content": "hi"}]
+    pieces = await asyncio.to_thread(lambda: list(backend.chat(messages, {"max_tokens": 5})))
+    assert "".join(pieces) == "Héllo"
+    assert engine.requests[0].params.max_tokens == 5
+
+
+async def test_http_backend_cancels_by_closing(start, engine):
+    engine.script = lambda ids, params: [FakeDelta("a"), 3600.0]
+    client = await start(engine)
+    backend = HttpBackend(str(client.make_url("/")), model="fake-model", api_key=None)
+
+    def take_one():
+        answer = backend.chat([{"role": "user", "content": "hi"}], {})
+        piece = next(answer)
+        answer.close()
+        return piece
+
+    assert await asyncio.to_thread(take_one) == "a"
+    while not engine.requests[0].stream.cancelled:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ([FakeDelta("", finish_reason="error", error="early")], "early"),
+        ([FakeDelta("a"), FakeDelta("", finish_reason="error", error="late")], "late"),
+    ],
+)
+async def test_http_backend_reports_errors(start, engine, script, message):
+    engine.script = lambda ids, params: script
+    client = await start(engine)
+    backend = HttpBackend(str(client.make_url("/")), model=None, api_key=None)
+    chat = [{"role": "user", "content": "hi"}]
+    with pytest.raises(RuntimeError, match=message):
+        await asyncio.to_thread(lambda: list(backend.chat(chat, {})))
+
+
+def test_http_backend_without_a_server():
+    backend = HttpBackend("127.0.0.1:9", model="m", api_key=None)
+    with pytest.raises(RuntimeError, match=r"cannot reach the server at 127\.0\.0\.1:9"):
+        list(backend.chat([], {}))
+    with pytest.raises(UsageError):
+        HttpBackend("http://", model=None, api_key=None)
+
+
+def test_local_backend_cancels_by_closing(monkeypatch):
+    engine = FakeEngine(lambda ids, params: [FakeDelta("a"), 3600.0])
+    monkeypatch.setattr("miniinfer.AsyncLLM", SimpleNamespace(from_args=lambda args: engine))
+    with LocalBackend(None) as backend:
+        answer = backend.complete("hi", {"temperature": 0.0})
+        assert next(answer) == "a"
+        answer.close()
+    assert engine.requests[0].stream.cancelled
+    assert engine.requests[0].params.max_tokens == engine.max_model_len - 2
+    assert engine.closed
+
+
+def test_local_backend_closes_under_a_running_request(monkeypatch):
+    engine = FakeEngine(lambda ids, params: [FakeDelta("a"), 3600.0])
+    monkeypatch.setattr("miniinfer.AsyncLLM", SimpleNamespace(from_args=lambda args: engine))
+    with LocalBackend(None) as backend:
+        answer = backend.complete("hi", {"max_tokens": 3})
+        next(answer)
+    assert engine.requests[0].stream.cancelled
+    assert engine.requests[0].params.max_tokens == 3
+    assert list(answer) == []
+
+
+def test_local_backend_refuses_a_prompt_that_fills_the_context(monkeypatch):
+    engine = FakeEngine(max_model_len=4)
+    monkeypatch.setattr("miniinfer.AsyncLLM", SimpleNamespace(from_args=lambda args: engine))
+    with LocalBackend(None) as backend, pytest.raises(ValueError, match="4 tokens"):
+        list(backend.complete("four", {}))
