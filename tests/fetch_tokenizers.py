@@ -11,7 +11,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-NAMES = ("llama2", "llama3_1", "qwen3", "gemma3", "deepseek_v3", "gptoss")
+NAMES = ("llama2", "llama3_1", "qwen3", "gemma3", "deepseek_v3", "gptoss", "mistral_nemo")
 
 
 def fetch(name: str, folder: Path) -> None:
