@@ -162,6 +162,7 @@ impl<M: Send> Drop for Receiver<M> {
 }
 
 #[cfg(all(test, loom))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod loom_tests {
     use super::*;
     use loom::thread;
@@ -253,6 +254,7 @@ mod loom_tests {
 }
 
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

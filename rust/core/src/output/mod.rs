@@ -8,12 +8,14 @@
 mod descriptor;
 pub mod hub;
 #[cfg(all(test, loom))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod loom_tests;
 pub mod ring;
 pub mod stream;
 #[cfg(test)]
 mod test_delta;
 #[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests;
 pub mod wake;
 
