@@ -165,6 +165,7 @@ impl<M: Send> Drop for Receiver<M> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod loom_tests {
     use super::*;
+    use crate::sync::UnsafeCell;
     use loom::thread;
 
     /// Explores with at most `preemptions` forced switches per execution.
@@ -230,6 +231,33 @@ mod loom_tests {
                 }
             }
             assert_eq!(seen, [1]);
+            sender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_message_arrives_with_all_that_was_written_before() {
+        explore(3, || {
+            let (inbox, mut receiver) = inbox::<Arc<UnsafeCell<u32>>>();
+            let sender = thread::spawn(move || {
+                for value in [1, 2] {
+                    let message = Arc::new(UnsafeCell::new(0));
+                    // SAFETY: nobody else has the cell yet.
+                    message.with_mut(|cell| unsafe { *cell = value });
+                    inbox.push(message).unwrap();
+                }
+            });
+            let mut seen = Vec::new();
+            while seen.len() < 2 {
+                receiver.wait(None);
+                receiver.drain(&mut seen);
+            }
+            // SAFETY: the sender let go of the cells; loom reports a read that is not ordered after its write.
+            let values: Vec<_> = seen
+                .iter()
+                .map(|cell| cell.with(|cell| unsafe { *cell }))
+                .collect();
+            assert_eq!(values, [1, 2]);
             sender.join().unwrap();
         });
     }
