@@ -54,6 +54,7 @@ fn hub_step(criterion: &mut Criterion) {
             black_box(total)
         });
     });
+    group.throughput(Throughput::Elements(64 * STREAMS));
     group.bench_function("push_256_reader_away", |bencher| {
         // The reader comes by once in 64 steps: rings are full and deltas merge into tails.
         bencher.iter(|| {

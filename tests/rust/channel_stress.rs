@@ -162,7 +162,7 @@ fn disturb(guards: &[StreamGuard<Tokens>], end: &AtomicBool) {
             0..50 => guard.hold(),
             50..98 => guard.resume(),
             // At most a quarter of the streams are ever closed.
-            _ if guard.key() % 4 == 0 => guard.close(),
+            _ if guard.key().is_multiple_of(4) => guard.close(),
             _ => {}
         }
         thread::yield_now();
@@ -203,7 +203,7 @@ fn tokens_are_conserved_over_slow_and_closing_readers() {
         let clients = scope.spawn(|| disturb(&guards, &end));
         // The clients must let go before the text thread can wait for its last flushes.
         let timer = scope.spawn(|| {
-            thread::sleep(std::time::Duration::from_millis(1_000));
+            thread::sleep(std::time::Duration::from_secs(1));
             end.store(true, Ordering::Relaxed);
         });
         let pushed = produce(producer, streams, bell);
@@ -232,7 +232,7 @@ fn tokens_are_conserved_over_slow_and_closing_readers() {
         }
     }
     assert!(
-        open >= STREAMS / 2 && open < STREAMS,
+        (STREAMS / 2..STREAMS).contains(&open),
         "{open} streams stayed open"
     );
 }

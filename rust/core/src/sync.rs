@@ -81,13 +81,14 @@ impl Parker {
 
     /// Says that this thread is about to sleep.
     pub(crate) fn announce(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
+        // Swaps throughout: a plain store beside the swap in `unpark` has no sure place in loom's order of writes.
+        self.asleep.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
     /// Takes the announcement back: there is work after all.
     pub(crate) fn retract(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.asleep.swap(false, Ordering::AcqRel);
     }
 
     /// Sleeps until another thread calls [`Parker::unpark`], or until the deadline. Returns false at the deadline.

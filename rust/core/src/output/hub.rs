@@ -197,7 +197,7 @@ impl<T: Delta> HubConsumer<T> {
     }
 
     fn visit_taken(&mut self, deliver: &mut impl FnMut(u64, &mut T)) {
-        while let Some(stream) = self.taken.next() {
+        for stream in self.taken.by_ref() {
             self.merged.clear();
             // SAFETY: this is the hub's one consumer, and the stream came from the ready list.
             let visit = unsafe { stream.visit(&mut self.merged) };

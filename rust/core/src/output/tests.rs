@@ -1,25 +1,22 @@
-//! The hub on one thread: what each call does, and random calls against a naive model.
+//! The hub on one thread: what each call does.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use proptest::prelude::*;
-
 use super::test_delta::Tokens;
-use super::{HubConsumer, HubProducer, StreamGuard, StreamProducer, Wake, hub};
+use super::{HubConsumer, HubProducer, StreamProducer, Wake, hub};
 
-struct Rig {
-    producer: HubProducer<Tokens>,
+pub(super) struct Rig {
+    pub(super) producer: HubProducer<Tokens>,
     consumer: HubConsumer<Tokens>,
     /// Calls of `on_flush`.
     rings: Arc<AtomicUsize>,
 }
 
 impl Rig {
-    fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         let rings = Arc::new(AtomicUsize::new(0));
         let bell = Arc::clone(&rings);
         let wake = Arc::new(Wake::new().unwrap());
@@ -34,7 +31,7 @@ impl Rig {
     }
 
     /// What one drain delivers, in its order.
-    fn drain(&mut self) -> Vec<(u64, Vec<u32>)> {
+    pub(super) fn drain(&mut self) -> Vec<(u64, Vec<u32>)> {
         let mut seen = Vec::new();
         self.consumer
             .drain(|key, delta| seen.push((key, std::mem::take(&mut delta.0))));
@@ -45,14 +42,14 @@ impl Rig {
         self.consumer.wake().wait(Some(Duration::ZERO)).unwrap()
     }
 
-    fn requests(&mut self) -> Vec<u64> {
+    pub(super) fn requests(&mut self) -> Vec<u64> {
         let mut keys = Vec::new();
         self.producer.take_flush_requests(&mut keys);
         keys
     }
 }
 
-fn push(stream: &mut StreamProducer<Tokens>, tokens: &[u32]) {
+pub(super) fn push(stream: &mut StreamProducer<Tokens>, tokens: &[u32]) {
     let mut delta = Tokens(tokens.to_vec());
     stream.push(&mut delta);
     assert_eq!(delta, Tokens::default(), "push takes the contents");
@@ -305,153 +302,5 @@ fn nothing_leaks_when_the_parts_go_in_any_order() {
             drop(parts.remove(order % 24 / [1, 1, 2, 6][choices - 1] % choices));
         }
         assert_eq!(Arc::strong_count(&live), 1, "order {order}");
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Operation {
-    Push(usize, u32),
-    Drain,
-    Flush,
-    Hold(usize),
-    Resume(usize),
-    Close(usize),
-    Finish(usize),
-}
-
-const STREAMS: usize = 3;
-
-fn operation() -> impl Strategy<Value = Operation> {
-    let stream = 0..STREAMS;
-    prop_oneof![
-        10 => (stream.clone(), 0..4_u32).prop_map(|(stream, count)| Operation::Push(stream, count)),
-        4 => Just(Operation::Drain),
-        3 => Just(Operation::Flush),
-        1 => stream.clone().prop_map(Operation::Hold),
-        2 => stream.clone().prop_map(Operation::Resume),
-        1 => stream.clone().prop_map(Operation::Close),
-        1 => stream.prop_map(Operation::Finish),
-    ]
-}
-
-/// One stream and what a naive queue would hold of it.
-struct Tracked {
-    producer: Option<StreamProducer<Tokens>>,
-    guard: StreamGuard<Tokens>,
-    held: bool,
-    pushed: u32,
-    delivered: u32,
-}
-
-struct Model {
-    rig: Rig,
-    streams: BTreeMap<u64, Tracked>,
-}
-
-impl Model {
-    fn new(capacity: usize) -> Self {
-        let rig = Rig::new(capacity);
-        let streams = (0..STREAMS as u64)
-            .map(|key| {
-                let (producer, guard) = rig.producer.open(key);
-                let tracked = Tracked {
-                    producer: Some(producer),
-                    guard,
-                    held: false,
-                    pushed: 0,
-                    delivered: 0,
-                };
-                (key, tracked)
-            })
-            .collect();
-        Self { rig, streams }
-    }
-
-    fn drain(&mut self) {
-        for (key, tokens) in self.rig.drain() {
-            let stream = self.streams.get_mut(&key).unwrap();
-            assert!(!stream.held && !stream.guard.is_closed());
-            for token in tokens {
-                assert_eq!(token, stream.delivered, "stream {key}");
-                stream.delivered += 1;
-            }
-        }
-        for stream in self.streams.values() {
-            let tail = stream.producer.as_ref().map_or(0, StreamProducer::backlog);
-            if !stream.held && !stream.guard.is_closed() {
-                assert_eq!(stream.delivered + tail as u32, stream.pushed);
-            }
-        }
-    }
-
-    fn flush(&mut self) {
-        for key in self.rig.requests() {
-            if let Some(producer) = &mut self.streams.get_mut(&key).unwrap().producer {
-                producer.flush();
-            }
-        }
-    }
-
-    fn apply(&mut self, operation: &Operation) {
-        match *operation {
-            Operation::Push(key, count) => {
-                let stream = self.streams.get_mut(&(key as u64)).unwrap();
-                if let Some(producer) = &mut stream.producer {
-                    let tokens: Vec<_> = (stream.pushed..stream.pushed + count).collect();
-                    push(producer, &tokens);
-                    stream.pushed += count;
-                }
-            }
-            Operation::Drain => self.drain(),
-            Operation::Flush => self.flush(),
-            Operation::Hold(key) => self.set_held(key, true),
-            Operation::Resume(key) => self.set_held(key, false),
-            Operation::Close(key) => self.streams[&(key as u64)].guard.close(),
-            Operation::Finish(key) => {
-                self.streams.get_mut(&(key as u64)).unwrap().producer = None;
-            }
-        }
-    }
-
-    fn set_held(&mut self, key: usize, held: bool) {
-        let stream = self.streams.get_mut(&(key as u64)).unwrap();
-        stream.held = held;
-        if held {
-            stream.guard.hold();
-        } else {
-            stream.guard.resume();
-        }
-    }
-
-    /// Lets every reader catch up: requests alone must bring all that is left.
-    fn settle(&mut self) {
-        for key in 0..STREAMS {
-            self.set_held(key, false);
-        }
-        for _ in 0..3 {
-            self.drain();
-            self.flush();
-        }
-        for (key, stream) in &self.streams {
-            let backlog = stream.producer.as_ref().map_or(0, StreamProducer::backlog);
-            assert_eq!(backlog, 0, "stream {key}");
-            if !stream.guard.is_closed() {
-                assert_eq!(stream.delivered, stream.pushed, "stream {key}");
-            }
-        }
-    }
-}
-
-proptest! {
-    #[test]
-    fn random_calls_lose_double_and_reorder_nothing(
-        capacity in 1..5_usize,
-        operations in prop::collection::vec(operation(), 0..120),
-    ) {
-        let mut model = Model::new(capacity);
-        for operation in &operations {
-            model.apply(operation);
-        }
-        model.settle();
     }
 }
