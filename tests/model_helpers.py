@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch import Tensor
+
 from miniinfer.attention import TorchAttention
 from miniinfer.model import ForwardBatch, KVCache, LlamaModel
-from torch import Tensor
 
 VOCAB_SIZE = 97
 TINY = {
@@ -54,6 +57,30 @@ def reference_logits(model: Any, tokens: list[int]) -> Tensor:
     """float32 [len(tokens), vocabulary]"""
     with torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0].float()
+
+
+def reference_decode_logits(model: Any, tokens: list[int]) -> Tensor:
+    """As `reference_logits`, but computed one token at a time over transformers' own cache."""
+    import transformers
+
+    cache = transformers.DynamicCache()
+    parameters = inspect.signature(type(model).forward).parameters
+    argument = "cache" if "cache" in parameters else "past_key_values"
+    with torch.inference_mode():
+        steps = [
+            model(torch.tensor([[token]]), use_cache=True, **{argument: cache}).logits[0, -1]
+            for token in tokens
+        ]
+    return torch.stack(steps)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Matrices this small only lose by being shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:
