@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch import Tensor
+
 from miniinfer.attention import TorchAttention
 from miniinfer.model import ForwardBatch, KVCache, LlamaModel
-from torch import Tensor
 
 VOCAB_SIZE = 97
 TINY = {
@@ -54,6 +57,30 @@ def reference_logits(model: Any, tokens: list[int]) -> Tensor:
     """float32 [len(tokens), vocabulary]"""
     with torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0].float()
+
+
+def reference_decode_logits(model: Any, tokens: list[int]) -> Tensor:
+    """As `reference_logits`, but computed one token at a time over transformers' own cache."""
+    import transformers
+
+    cache = transformers.DynamicCache()
+    parameters = inspect.signature(type(model).forward).parameters
+    argument = "cache" if "cache" in parameters else "past_key_values"
+    with torch.inference_mode():
+        steps = [
+            model(torch.tensor([[token]]), use_cache=True, **{argument: cache}).logits[0, -1]
+            for token in tokens
+        ]
+    return torch.stack(steps)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Matrices this small only lose by being shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:
@@ -160,3 +187,93 @@ class PagedRunner:
             parts.append(self.step({name: tokens[start : start + size]})[name])
             start += size
         return torch.cat(parts)
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    architecture: str,
+    kind: str = "F32",
+    *,
+    blocks: dict[str, np.ndarray] | None = None,
+    extra_tensors: dict[str, np.ndarray] | None = None,
+    extra_values: dict[str, Any] | None = None,
+) -> Path:
+    """Write a transformers model as a GGUF file, as llama.cpp's converter lays it out.
+
+    `kind`: the type of the matrices; for the K types give their raw `blocks` by GGUF name, [rows,
+    bytes]. A tied head is left out.
+    """
+    import gguf
+
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    writer.add_bos_token_id(1)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+    add_value = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in (extra_values or {}).items():
+        add_value[type(value)](key, value)
+    quantized = gguf.GGMLQuantizationType[kind]
+    for name, values in gguf_tensors(model, architecture).items():
+        if blocks and name in blocks:
+            writer.add_tensor(name, blocks[name], raw_dtype=quantized)
+        elif values.ndim == 2 and kind != "F32":
+            writer.add_tensor(name, gguf.quants.quantize(values, quantized), raw_dtype=quantized)
+        else:
+            writer.add_tensor(name, values)
+    for name, values in (extra_tensors or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a tensor of a transformers checkpoint."""
+    renamed = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers.": "blk.",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    for theirs, ggml in renamed.items():
+        name = name.replace(theirs, ggml)
+    return name
+
+
+def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """The tensors in GGUF's names and layout; Llama's q and k rows pair neighbours there."""
+    tensors = {}
+    for name, value in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        array = value.float().numpy()
+        if architecture in ("llama", "mistral3") and ("q_proj" in name or "k_proj" in name):
+            head_dim = model.model.layers[0].self_attn.head_dim
+            halves = array.reshape(-1, 2, head_dim // 2, *array.shape[1:])
+            array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+        tensors[gguf_name(name)] = array
+    return tensors

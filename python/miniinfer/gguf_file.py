@@ -71,13 +71,11 @@ class GGMLType(IntEnum):
     Q5_0 = 6
     Q5_1 = 7
     Q8_0 = 8
-    Q8_1 = 9
     Q2_K = 10
     Q3_K = 11
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
-    Q8_K = 15
     IQ2_XXS = 16
     IQ2_XS = 17
     IQ3_XXS = 18
@@ -123,13 +121,11 @@ _BLOCK_LAYOUT: dict[GGMLType, tuple[int, int]] = {
     GGMLType.Q5_0: (32, 22),
     GGMLType.Q5_1: (32, 24),
     GGMLType.Q8_0: (32, 34),
-    GGMLType.Q8_1: (32, 36),
     GGMLType.Q2_K: (256, 84),
     GGMLType.Q3_K: (256, 110),
     GGMLType.Q4_K: (256, 144),
     GGMLType.Q5_K: (256, 176),
     GGMLType.Q6_K: (256, 210),
-    GGMLType.Q8_K: (256, 292),
     GGMLType.IQ1_S: (256, 50),
     GGMLType.IQ1_M: (256, 56),
     GGMLType.IQ2_XXS: (256, 66),

@@ -14,7 +14,7 @@ __all__ = [
     "ModelConfig",
     "RopeConfig",
     "RopeKind",
-    "check_heads",
+    "check_config",
 ]
 
 SUPPORTED_ARCHITECTURES = (
@@ -96,14 +96,18 @@ class ModelConfig:
         return self.max_position_embeddings
 
 
-def check_heads(config: ModelConfig, path: Path) -> None:
-    """Raise `ModelLoadError`, naming `path`, when the heads' numbers or size cannot work."""
+def check_config(config: ModelConfig, path: Path) -> None:
+    """Raise `ModelLoadError`, naming `path`, when heads or rotation cannot work."""
     if config.num_heads % config.num_kv_heads:
         raise ModelLoadError(
             f"{path}: {config.num_kv_heads} key-value heads do not divide the "
             f"{config.num_heads} attention heads"
         )
-    if config.head_dim < 2 or config.head_dim % 2:
+    if config.head_dim < 4 or config.head_dim % 2:
         raise ModelLoadError(
-            f"{path}: rotary embedding needs an even head size, not {config.head_dim}"
+            f"{path}: rotary embedding needs an even head size of 4 or more, not {config.head_dim}"
+        )
+    if config.rope.theta <= 1:
+        raise ModelLoadError(
+            f"{path}: rotary embedding needs a base above 1, not {config.rope.theta}"
         )

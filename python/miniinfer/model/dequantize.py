@@ -54,7 +54,7 @@ def _by_gguf_package(data: Bytes, kind: GGMLType) -> Floats:
     try:
         values = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(kind))
     except (NotImplementedError, ValueError) as error:
-        raise GGUFError(f"tensors of type {kind.name} cannot be dequantised") from error
+        raise GGUFError(f"the type {kind.name} cannot be dequantised") from error
     return np.asarray(values, np.float32).reshape(-1)
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from ..gguf_file import GGUFFile
-from .config import MAX_LAYERS, ModelConfig, RopeConfig, check_heads
+from .config import MAX_LAYERS, ModelConfig, RopeConfig, check_config
 from .errors import ModelLoadError
 from .settings import Settings
 
@@ -82,7 +82,7 @@ def gguf_model_config(file: GGUFFile) -> ModelConfig:
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=_eos_token_ids(general),
     )
-    check_heads(config, file.path)
+    check_config(config, file.path)
     return config
 
 

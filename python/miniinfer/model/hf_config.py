@@ -13,7 +13,7 @@ from .config import (
     ModelConfig,
     RopeConfig,
     RopeKind,
-    check_heads,
+    check_config,
 )
 from .errors import ModelLoadError
 from .settings import Settings
@@ -100,11 +100,11 @@ def hf_model_config(
         mlp_bias=is_llama and settings.boolean("mlp_bias", False),
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_windows=_sliding_windows(settings, architecture, num_layers),
-        torch_dtype=settings.get("dtype", settings.get("torch_dtype")),
+        torch_dtype=settings.text("dtype", settings.text("torch_dtype", "")) or None,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=tuple(dict.fromkeys(eos + generation_eos)),
     )
-    check_heads(config, path)
+    check_config(config, path)
     return config
 
 

@@ -54,7 +54,7 @@ class KVCache:
         try:
             self.keys = _allocate(num_layers, shape, dtype, device)
             self.values = _allocate(num_layers, shape, dtype, device)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             raise self._error(f"{device} refused it ({str(error).splitlines()[0]})") from error
 
     @property

@@ -56,19 +56,15 @@ def load_model(
     """
     config, source = _open(Path(path))
     device = torch.device(device)
-    _check_names(config, source)
+    dtype = _default_dtype(config, source, device) if dtype is None else dtype
     try:
-        model = LlamaModel(
-            config,
-            _default_dtype(config, source, device) if dtype is None else dtype,
-            device,
-            max_positions=max_positions,
-        )
+        # Without storage first: no memory is taken for a configuration that the weights do not fit.
+        _check_tensors(LlamaModel(config, dtype, "meta", max_positions=1).weight_slots(), source)
+        model = LlamaModel(config, dtype, device, max_positions=max_positions)
     except (RuntimeError, MemoryError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelLoadError(f"{path}: no room for the weights on {device}: {reason}") from error
     slots = model.weight_slots()
-    _check_tensors(slots, source)
     with _reporter(progress) as report:
         _fill(slots, source, report)
     if isinstance(source, GGUFWeights):
@@ -101,26 +97,6 @@ def _default_dtype(config: ModelConfig, source: WeightSource, device: torch.devi
     return _DTYPES[name]
 
 
-def _check_names(config: ModelConfig, source: WeightSource) -> None:
-    """Refuse a configuration that the weights cannot satisfy, before memory is taken for it."""
-    last = config.num_layers - 1
-    names = source.names()
-    for name in ("model.embed_tokens.weight", f"model.layers.{last}.input_layernorm.weight"):
-        if name not in names:
-            raise ModelLoadError(f"{source.path}: tensor {name!r} is missing")
-    expected = (config.vocab_size, config.hidden_size)
-    _check_shape("model.embed_tokens.weight", expected, source)
-
-
-def _check_shape(name: str, expected: tuple[int, ...], source: WeightSource) -> None:
-    shape = source.shape(name)
-    if shape != expected:
-        raise ModelLoadError(
-            f"{source.path}: tensor {name!r} has the shape {list(shape)}, "
-            f"the configuration asks for {list(expected)}"
-        )
-
-
 def _check_tensors(slots: dict[str, WeightSlot], source: WeightSource) -> None:
     """Every tensor must be there and fit; others, like old rotary buffers, are not looked at."""
     names = source.names()
@@ -128,7 +104,12 @@ def _check_tensors(slots: dict[str, WeightSlot], source: WeightSource) -> None:
         if name not in names:
             hint = " and tie_word_embeddings is false" if name == "lm_head.weight" else ""
             raise ModelLoadError(f"{source.path}: tensor {name!r} is missing{hint}")
-        _check_shape(name, slot.shape, source)
+        shape = source.shape(name)
+        if shape != slot.shape:
+            raise ModelLoadError(
+                f"{source.path}: tensor {name!r} has the shape {list(shape)}, "
+                f"the configuration asks for {list(slot.shape)}"
+            )
 
 
 def _fill(slots: dict[str, WeightSlot], source: WeightSource, report: Progress) -> None:

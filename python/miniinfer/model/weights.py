@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..gguf_file import GGUFFile, GGUFTensor
+from ..gguf_file import GGUFError, GGUFFile, GGUFTensor
 from .config import ModelConfig
 from .dequantize import dequantize
 from .errors import ModelLoadError
@@ -154,10 +155,21 @@ class GGUFWeights:
         is_permuted = self._is_interleaved and ("q_proj." in name or "k_proj." in name)
         is_direct = target.dtype == torch.float32 and target.is_cpu and target.is_contiguous()
         if is_direct and target.shape == tensor.shape and not is_permuted:
-            dequantize(tensor.data, tensor.type, target.view(-1).numpy())
+            self._dequantize(tensor, target.numpy())
             return
-        values = _dequantized(tensor)
+        values = self._dequantized(tensor)
         target.copy_(self._halves_first(values) if is_permuted else values)
+
+    def _dequantize(self, tensor: GGUFTensor, out: npt.NDArray[np.float32]) -> None:
+        try:
+            dequantize(tensor.data, tensor.type, out.reshape(-1))
+        except GGUFError as error:
+            raise GGUFError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
+
+    def _dequantized(self, tensor: GGUFTensor) -> Tensor:
+        values = np.empty(tensor.shape, np.float32)
+        self._dequantize(tensor, values)
+        return torch.from_numpy(values)
 
     def _halves_first(self, values: Tensor) -> Tensor:
         """Rows ordered for a rotation of neighbours, reordered for one of the two halves."""
@@ -173,7 +185,7 @@ class GGUFWeights:
         tensor = self._rotary_factors
         if tensor is None:
             return None
-        factors = _dequantized(tensor)
+        factors = self._dequantized(tensor)
         expected = (self._config.head_dim // 2,)
         if tuple(factors.shape) != expected:
             raise ModelLoadError(
@@ -185,12 +197,6 @@ class GGUFWeights:
                 f"{self.path}: tensor 'rope_freqs.weight' must be positive, not {factors.min()}"
             )
         return factors
-
-
-def _dequantized(tensor: GGUFTensor) -> Tensor:
-    values = np.empty(tensor.shape, np.float32)
-    dequantize(tensor.data, tensor.type, values.reshape(-1))
-    return torch.from_numpy(values)
 
 
 _GGUF_NAMES = {
