@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from miniinfer import LLM, RequestOutput, SamplingParams
 
 MAX_TOKENS = 64

@@ -86,9 +86,10 @@ def available_memory() -> int:
             for line in lines:
                 if line.startswith("MemAvailable:"):
                     available = int(line.split()[1]) * 1024
-        with open("/sys/fs/cgroup/memory.max") as limit, open(
-            "/sys/fs/cgroup/memory.current"
-        ) as used:
+        with (
+            open("/sys/fs/cgroup/memory.max") as limit,
+            open("/sys/fs/cgroup/memory.current") as used,
+        ):
             available = min(available, int(limit.read()) - int(used.read()))
     except (OSError, ValueError):
         # Not Linux, no cgroup, or no limit ("max"): the best number so far stands.

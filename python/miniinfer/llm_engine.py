@@ -17,11 +17,11 @@ __all__ = ["LLMEngine"]
 class LLMEngine:
     """Requests in, steps, outputs. Everything happens in the thread that calls.
 
-        engine = LLMEngine(EngineArgs())
-        engine.add_request("a", "The capital of France is", SamplingParams(max_tokens=8))
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                print(output.request_id, output.text)
+    engine = LLMEngine(EngineArgs())
+    engine.add_request("a", "The capital of France is", SamplingParams(max_tokens=8))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            print(output.request_id, output.text)
     """
 
     def __init__(self, args: EngineArgs) -> None:

@@ -20,7 +20,14 @@ fn runtime(config: EngineConfig, text_thread: bool, policy: StallPolicy) -> Runt
     let tokens: Vec<String> = (0..VOCAB).map(|id| format!("<{id}>")).collect();
     let model = TextModel::from_parts(&tokens, &[]).expect("a plain vocabulary");
     let eos = Vec::new();
-    let spec = RuntimeSpec { config, eos, vocab_size: VOCAB, model, text_thread, policy };
+    let spec = RuntimeSpec {
+        config,
+        eos,
+        vocab_size: VOCAB,
+        model,
+        text_thread,
+        policy,
+    };
     Runtime::new(spec).expect("a valid configuration")
 }
 
@@ -36,8 +43,16 @@ fn config() -> EngineConfig {
 }
 
 fn ask(prompt: Vec<u32>, max_tokens: u32) -> NewRequest {
-    let sampling = SamplingSpec { max_tokens: Some(max_tokens), ..SamplingSpec::default() };
-    NewRequest { prompt, sampling, n: 1, ..NewRequest::default() }
+    let sampling = SamplingSpec {
+        max_tokens: Some(max_tokens),
+        ..SamplingSpec::default()
+    };
+    NewRequest {
+        prompt,
+        sampling,
+        n: 1,
+        ..NewRequest::default()
+    }
 }
 
 fn text_of(tokens: impl Iterator<Item = u32>) -> String {
@@ -71,10 +86,15 @@ fn receive(received: &mut HashMap<u64, Received>, id: u64, delta: &mut StreamDel
 #[test]
 fn inline_text_is_there_when_the_step_is_done() {
     let runtime = runtime(config(), false, StallPolicy::default());
-    let (mut arrays, mut model) = (OwnedArrays::new(&config()), ShadowModel::new(&config(), VOCAB));
+    let (mut arrays, mut model) = (
+        OwnedArrays::new(&config()),
+        ShadowModel::new(&config(), VOCAB),
+    );
     let prompt = vec![1, 2, 3];
-    let submission =
-        runtime.frontend().submit(ask(prompt.clone(), 20), StreamSpec::default()).expect("valid");
+    let submission = runtime
+        .frontend()
+        .submit(ask(prompt.clone(), 20), StreamSpec::default())
+        .expect("valid");
     let mut received = HashMap::new();
     let mut steps = 0;
     while runtime.has_requests() {
@@ -89,20 +109,32 @@ fn inline_text_is_there_when_the_step_is_done() {
     }
     assert_eq!(steps, 20);
     let (id, _) = submission.ids();
-    assert_eq!(received[&id].text, text_of(continuation(&prompt, VOCAB).take(20)));
+    assert_eq!(
+        received[&id].text,
+        text_of(continuation(&prompt, VOCAB).take(20))
+    );
     assert_eq!(received[&id].finish, Some(FinishReason::Length));
 }
 
 #[test]
 fn a_stop_string_ends_the_request_and_the_surplus_token_is_not_delivered() {
     let runtime = runtime(config(), false, StallPolicy::default());
-    let (mut arrays, mut model) = (OwnedArrays::new(&config()), ShadowModel::new(&config(), VOCAB));
+    let (mut arrays, mut model) = (
+        OwnedArrays::new(&config()),
+        ShadowModel::new(&config(), VOCAB),
+    );
     let prompt = vec![5, 6];
     let tokens: Vec<u32> = continuation(&prompt, VOCAB).take(10).collect();
     // The end of one token and the start of the next.
     let stop = format!("{}><", tokens[3]);
-    let spec = StreamSpec { stop: vec![stop.clone()], ..StreamSpec::default() };
-    let submission = runtime.frontend().submit(ask(prompt, 60), spec).expect("valid");
+    let spec = StreamSpec {
+        stop: vec![stop.clone()],
+        ..StreamSpec::default()
+    };
+    let submission = runtime
+        .frontend()
+        .submit(ask(prompt, 60), spec)
+        .expect("valid");
     let mut received = HashMap::new();
     let mut counted = 0;
     for _ in 0..12 {
@@ -118,17 +150,32 @@ fn a_stop_string_ends_the_request_and_the_surplus_token_is_not_delivered() {
     assert_eq!(received[&id].text, expected);
     assert_eq!(received[&id].finish, Some(FinishReason::Stop));
     assert!(!runtime.has_requests());
-    assert_eq!(counted, tokens.iter().position(|t| *t == tokens[3]).expect("there") as u32 + 2);
+    assert_eq!(
+        counted,
+        tokens.iter().position(|t| *t == tokens[3]).expect("there") as u32 + 2
+    );
     runtime.check().expect("consistent");
 }
 
 #[test]
 fn a_reader_that_does_not_read_is_paused_then_cancelled_and_another_is_not_slowed() {
-    let policy = StallPolicy { max_backlog: 8, stall_limit: Duration::from_millis(50) };
+    let policy = StallPolicy {
+        max_backlog: 8,
+        stall_limit: Duration::from_millis(50),
+    };
     let runtime = runtime(config(), false, policy);
-    let (mut arrays, mut model) = (OwnedArrays::new(&config()), ShadowModel::new(&config(), VOCAB));
-    let slow = runtime.frontend().submit(ask(vec![1], 90), StreamSpec::default()).expect("valid");
-    let quick = runtime.frontend().submit(ask(vec![2], 60), StreamSpec::default()).expect("valid");
+    let (mut arrays, mut model) = (
+        OwnedArrays::new(&config()),
+        ShadowModel::new(&config(), VOCAB),
+    );
+    let slow = runtime
+        .frontend()
+        .submit(ask(vec![1], 90), StreamSpec::default())
+        .expect("valid");
+    let quick = runtime
+        .frontend()
+        .submit(ask(vec![2], 60), StreamSpec::default())
+        .expect("valid");
     slow.hold();
     let mut received = HashMap::new();
     for _ in 0..60 {
@@ -137,7 +184,10 @@ fn a_reader_that_does_not_read_is_paused_then_cancelled_and_another_is_not_slowe
     }
     assert_eq!(received[&quick.ids().0].finish, Some(FinishReason::Length));
     assert_eq!(runtime.stall_counters().paused.load(Ordering::Relaxed), 1);
-    assert!(!step(&runtime, &mut arrays, &mut model), "a paused request is not scheduled");
+    assert!(
+        !step(&runtime, &mut arrays, &mut model),
+        "a paused request is not scheduled"
+    );
     std::thread::sleep(Duration::from_millis(60));
     step(&runtime, &mut arrays, &mut model);
     step(&runtime, &mut arrays, &mut model);
@@ -153,10 +203,19 @@ fn a_reader_that_does_not_read_is_paused_then_cancelled_and_another_is_not_slowe
 
 #[test]
 fn a_paused_reader_that_returns_gets_everything() {
-    let policy = StallPolicy { max_backlog: 8, stall_limit: Duration::from_secs(60) };
+    let policy = StallPolicy {
+        max_backlog: 8,
+        stall_limit: Duration::from_secs(60),
+    };
     let runtime = runtime(config(), false, policy);
-    let (mut arrays, mut model) = (OwnedArrays::new(&config()), ShadowModel::new(&config(), VOCAB));
-    let slow = runtime.frontend().submit(ask(vec![1], 90), StreamSpec::default()).expect("valid");
+    let (mut arrays, mut model) = (
+        OwnedArrays::new(&config()),
+        ShadowModel::new(&config(), VOCAB),
+    );
+    let slow = runtime
+        .frontend()
+        .submit(ask(vec![1], 90), StreamSpec::default())
+        .expect("valid");
     slow.hold();
     while step(&runtime, &mut arrays, &mut model) {
         runtime.drain(|_, _| panic!("held"));
@@ -176,17 +235,31 @@ fn a_paused_reader_that_returns_gets_everything() {
 #[test]
 fn a_failed_engine_tells_every_reader_and_refuses_new_requests() {
     let runtime = runtime(config(), true, StallPolicy::default());
-    let (mut arrays, mut model) = (OwnedArrays::new(&config()), ShadowModel::new(&config(), VOCAB));
+    let (mut arrays, mut model) = (
+        OwnedArrays::new(&config()),
+        ShadowModel::new(&config(), VOCAB),
+    );
     let submissions: Vec<Submission> = (0..40)
-        .map(|i| runtime.frontend().submit(ask(vec![i], 50), StreamSpec::default()).expect("valid"))
+        .map(|i| {
+            runtime
+                .frontend()
+                .submit(ask(vec![i], 50), StreamSpec::default())
+                .expect("valid")
+        })
         .collect();
     step(&runtime, &mut arrays, &mut model);
     runtime.fail("the device is on fire");
-    let error = runtime.frontend().submit(ask(vec![1], 5), StreamSpec::default()).err();
+    let error = runtime
+        .frontend()
+        .submit(ask(vec![1], 5), StreamSpec::default())
+        .err();
     assert!(error.expect("refused").to_string().contains("on fire"));
     let mut ended = HashMap::new();
     while ended.len() < submissions.len() {
-        runtime.wake().wait(Some(Duration::from_secs(20))).expect("wait");
+        runtime
+            .wake()
+            .wait(Some(Duration::from_secs(20)))
+            .expect("wait");
         runtime.wake().clear();
         runtime.drain(|id, delta| {
             if let Some(finish) = delta.text.finish.take() {
@@ -222,9 +295,14 @@ fn storm_of_submits_and_cancels() {
                 let tokens = continuation(&prompt, VOCAB).take(max_tokens as usize);
                 let text = text_of(tokens);
                 let request = ask(prompt, max_tokens);
-                let submission =
-                    runtime.frontend().submit(request, StreamSpec::default()).expect("valid");
-                expected.lock().expect("lock").insert(submission.ids().0, (text, leave));
+                let submission = runtime
+                    .frontend()
+                    .submit(request, StreamSpec::default())
+                    .expect("valid");
+                expected
+                    .lock()
+                    .expect("lock")
+                    .insert(submission.ids().0, (text, leave));
                 live.lock().expect("lock").push((submission, leave));
                 if i % 16 == 0 {
                     std::thread::sleep(Duration::from_millis(1));
@@ -270,7 +348,11 @@ fn storm_of_submits_and_cancels() {
     let mut received: HashMap<u64, Received> = HashMap::new();
     let deadline = std::time::Instant::now() + Duration::from_secs(120);
     loop {
-        if runtime.wake().wait(Some(Duration::from_millis(20))).expect("wait") {
+        if runtime
+            .wake()
+            .wait(Some(Duration::from_millis(20)))
+            .expect("wait")
+        {
             runtime.wake().clear();
         }
         runtime.drain(|id, delta| receive(&mut received, id, delta));
@@ -279,12 +361,16 @@ fn storm_of_submits_and_cancels() {
             && !runtime.has_requests();
         let all_ended = || {
             let kept = kept.lock().expect("lock");
-            kept.iter().all(|s| received.get(&s.ids().0).is_some_and(|r| r.finish.is_some()))
+            kept.iter()
+                .all(|s| received.get(&s.ids().0).is_some_and(|r| r.finish.is_some()))
         };
         if done && all_ended() {
             break;
         }
-        assert!(std::time::Instant::now() < deadline, "some request never ended");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "some request never ended"
+        );
     }
     stop.store(true, Ordering::Release);
     runtime.interrupt();

@@ -40,7 +40,9 @@ enum Op {
 fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
     // Few distinct prompts, so that prefixes are shared.
     let prompt = (1..max_len, 0..3u32).prop_map(|(len, kind)| {
-        (0..len).map(|at| (at * (kind + 1)) % VOCAB).collect::<Vec<_>>()
+        (0..len)
+            .map(|at| (at * (kind + 1)) % VOCAB)
+            .collect::<Vec<_>>()
     });
     (
         prompt,
@@ -52,12 +54,23 @@ fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
         any::<bool>(),
         0..4u32,
     )
-        .prop_map(move |(prompt, max_tokens, n, priority, tenant, salt, ignore_eos, min_tokens)| {
-            let room = max_len - prompt.len() as u32;
-            let max_tokens = max_tokens.map(|m| m.min(room));
-            let min_tokens = min_tokens.min(max_tokens.unwrap_or(room));
-            Ask { prompt, max_tokens, n, priority, tenant, salt, ignore_eos, min_tokens }
-        })
+        .prop_map(
+            move |(prompt, max_tokens, n, priority, tenant, salt, ignore_eos, min_tokens)| {
+                let room = max_len - prompt.len() as u32;
+                let max_tokens = max_tokens.map(|m| m.min(room));
+                let min_tokens = min_tokens.min(max_tokens.unwrap_or(room));
+                Ask {
+                    prompt,
+                    max_tokens,
+                    n,
+                    priority,
+                    tenant,
+                    salt,
+                    ignore_eos,
+                    min_tokens,
+                }
+            },
+        )
 }
 
 fn op(max_len: u32) -> impl Strategy<Value = Op> {
@@ -134,9 +147,15 @@ impl World {
             n: ask.n,
             priority: ask.priority,
             tenant: format!("tenant {}", ask.tenant).into(),
-            extra_keys: if ask.salt { vec![ExtraKey::Salt("s".into())] } else { Vec::new() },
+            extra_keys: if ask.salt {
+                vec![ExtraKey::Salt("s".into())]
+            } else {
+                Vec::new()
+            },
         };
-        request.validate(config.max_model_len, config.max_logprobs).expect("asks are valid");
+        request
+            .validate(config.max_model_len, config.max_logprobs)
+            .expect("asks are valid");
         let first = self.sim.submit(request);
         for id in first..first + u64::from(ask.n) {
             let expected = Expected {
@@ -186,7 +205,11 @@ impl World {
     }
 
     fn pause(&mut self, id: u64, paused: bool) {
-        self.sim.send(if paused { Command::Pause(id) } else { Command::Resume(id) });
+        self.sim.send(if paused {
+            Command::Pause(id)
+        } else {
+            Command::Resume(id)
+        });
         if let Some(request) = self.requests.get_mut(&id) {
             request.paused = paused;
         }
@@ -200,9 +223,18 @@ impl World {
         let mut delivered = self.sim.output.tokens.iter().copied();
         for entry in &self.sim.output.entries {
             let request = self.requests.get_mut(&entry.id).expect("a request of ours");
-            assert!(request.ended.is_none(), "request {} spoke after its end", entry.id);
-            assert!(!request.stopped || entry.num_tokens == 0, "stopped requests are silent");
-            request.got.extend(delivered.by_ref().take(entry.num_tokens as usize));
+            assert!(
+                request.ended.is_none(),
+                "request {} spoke after its end",
+                entry.id
+            );
+            assert!(
+                !request.stopped || entry.num_tokens == 0,
+                "stopped requests are silent"
+            );
+            request
+                .got
+                .extend(delivered.by_ref().take(entry.num_tokens as usize));
             request.ended = entry.end.clone();
         }
         assert_eq!(delivered.next(), None, "each token belongs to an entry");
@@ -241,7 +273,10 @@ impl World {
             }
         }
         let stats = self.sim.engine.stats();
-        assert_eq!((stats.num_running, stats.num_waiting, stats.blocks_used), (0, 0, 0));
+        assert_eq!(
+            (stats.num_running, stats.num_waiting, stats.blocks_used),
+            (0, 0, 0)
+        );
     }
 }
 
@@ -265,5 +300,8 @@ proptest! {
 }
 
 fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|v| v.parse().ok()).unwrap_or(500)
+    std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(500)
 }

@@ -152,9 +152,19 @@ mod tests {
     fn a_short_array_is_named_with_both_lengths() {
         let config = EngineConfig::default();
         let mut arrays = OwnedArrays::new(&config);
-        arrays.view().check(&config).expect("sized by the same list");
+        arrays
+            .view()
+            .check(&config)
+            .expect("sized by the same list");
         arrays.rows.truncate(3);
         let error = arrays.view().check(&config).expect_err("3 < 256");
-        assert_eq!(error, StepError::ArrayLength { name: "rows", needed: 256, actual: 3 });
+        assert_eq!(
+            error,
+            StepError::ArrayLength {
+                name: "rows",
+                needed: 256,
+                actual: 3
+            }
+        );
     }
 }

@@ -24,8 +24,9 @@ impl Engine {
         let now = Instant::now();
         self.slots[slot].in_flight = false;
         let planned = std::mem::take(&mut self.slots[slot].planned);
-        self.output.top_width =
-            self.slots[slot].num_logprobs.map_or(0, |_| self.config.max_logprobs as usize);
+        self.output.top_width = self.slots[slot]
+            .num_logprobs
+            .map_or(0, |_| self.config.max_logprobs as usize);
         let mut latency = Vec::new();
         for entry in &planned {
             self.commit_one(entry, arrays, slot, now, &mut latency);
@@ -122,7 +123,9 @@ impl Engine {
             let top = sample * width..(sample + 1) * width;
             let ids = arrays.top_ids[top.clone()].iter().map(|id| id.get() as u32);
             self.output.top_ids.extend(ids);
-            self.output.top_logprobs.extend(arrays.top_logprobs[top].iter().map(|p| p.get()));
+            self.output
+                .top_logprobs
+                .extend(arrays.top_logprobs[top].iter().map(|p| p.get()));
         }
         match stop {
             Some(StopKind::Eos) => Fate::End(EndReason::Eos(token)),
@@ -158,8 +161,12 @@ impl Engine {
                 }
             }
             None => {
-                self.counters.time_to_first_token.observe(now - request.arrived);
-                let admitted = request.admitted.expect("invariant: it ran, so it was admitted");
+                self.counters
+                    .time_to_first_token
+                    .observe(now - request.arrived);
+                let admitted = request
+                    .admitted
+                    .expect("invariant: it ran, so it was admitted");
                 self.counters.request_prefill_time.observe(now - admitted);
             }
         }
@@ -167,7 +174,9 @@ impl Engine {
 
     fn observe_latency(&mut self, latency: Vec<(std::time::Duration, u64)>) {
         for (elapsed, times) in latency {
-            self.counters.inter_token_latency.observe_many(elapsed, times);
+            self.counters
+                .inter_token_latency
+                .observe_many(elapsed, times);
         }
     }
 
@@ -177,7 +186,10 @@ impl Engine {
             return;
         }
         let request = self.table.get_mut(index);
-        let needed = request.tokens.len().div_ceil(self.config.block_size as usize);
+        let needed = request
+            .tokens
+            .len()
+            .div_ceil(self.config.block_size as usize);
         if needed < request.table.len() {
             self.blocks.release(&request.table[needed..]);
             request.table.truncate(needed);

@@ -104,16 +104,30 @@ mod tests {
 
     #[test]
     fn a_pool_below_one_sequence_is_refused_with_the_numbers() {
-        let config =
-            EngineConfig { num_blocks: 8, max_model_len: 129, ..EngineConfig::default() };
+        let config = EngineConfig {
+            num_blocks: 8,
+            max_model_len: 129,
+            ..EngineConfig::default()
+        };
         let message = config.validate().expect_err("8 x 16 < 129").to_string();
-        assert!(message.contains("129") && message.contains("128"), "{message}");
-        EngineConfig { max_model_len: 128, ..config }.validate().expect("8 x 16 = 128");
+        assert!(
+            message.contains("129") && message.contains("128"),
+            "{message}"
+        );
+        EngineConfig {
+            max_model_len: 128,
+            ..config
+        }
+        .validate()
+        .expect("8 x 16 = 128");
     }
 
     #[test]
     fn the_budget_must_cover_one_token_of_each_running_request() {
-        let config = EngineConfig { max_num_batched_tokens: 255, ..EngineConfig::default() };
+        let config = EngineConfig {
+            max_num_batched_tokens: 255,
+            ..EngineConfig::default()
+        };
         assert!(config.validate().is_err());
     }
 }

@@ -61,7 +61,9 @@ mod tests {
             let tokens = 1 + step % 64;
             cost.observe(tokens, Duration::from_micros(1000 + 20 * u64::from(tokens)));
         }
-        let fits = cost.tokens_within(Duration::from_millis(5)).expect("observed");
+        let fits = cost
+            .tokens_within(Duration::from_millis(5))
+            .expect("observed");
         assert!((195..=205).contains(&fits), "{fits}");
     }
 

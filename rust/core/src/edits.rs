@@ -84,7 +84,10 @@ impl LogitEdits {
         let next = self.entries.len() as u32;
         let at = *self.index.entry(token).or_insert(next);
         if at == next {
-            self.entries.push(Entry { token, ..Entry::default() });
+            self.entries.push(Entry {
+                token,
+                ..Entry::default()
+            });
         }
         &mut self.entries[at as usize]
     }
@@ -98,7 +101,11 @@ impl LogitEdits {
 
     /// Upper bound of the edits of the next token, given how many were generated.
     pub fn num_edits(&self, num_output: u32) -> usize {
-        if self.lasting || num_output < self.min_tokens { self.entries.len() } else { 0 }
+        if self.lasting || num_output < self.min_tokens {
+            self.entries.len()
+        } else {
+            0
+        }
     }
 
     #[cfg(test)]
@@ -118,8 +125,16 @@ impl LogitEdits {
             } else {
                 entry.bias - presence - self.frequency * entry.count as f32
             };
-            let repetition = if seen || entry.in_prompt { self.repetition } else { 1.0 };
-            LogitEdit { token: entry.token, repetition, bias }
+            let repetition = if seen || entry.in_prompt {
+                self.repetition
+            } else {
+                1.0
+            };
+            LogitEdit {
+                token: entry.token,
+                repetition,
+                bias,
+            }
         })
     }
 }
@@ -162,10 +177,16 @@ mod tests {
         };
         let edits = LogitEdits::new(&[1], &params, &[2, 3]).expect("min_tokens");
         for token in [2, 3, 5] {
-            assert_eq!(find(&edits, 3, token).expect("banned").bias, f32::NEG_INFINITY);
+            assert_eq!(
+                find(&edits, 3, token).expect("banned").bias,
+                f32::NEG_INFINITY
+            );
         }
         assert_eq!(find(&edits, 4, 2).expect("biased").bias, 100.0);
-        let bare = SamplingSpec { logit_bias: vec![], ..params };
+        let bare = SamplingSpec {
+            logit_bias: vec![],
+            ..params
+        };
         let edits = LogitEdits::new(&[1], &bare, &[2]).expect("min_tokens");
         assert!(!edits.is_empty(3) && edits.is_empty(4));
     }

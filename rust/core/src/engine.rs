@@ -169,7 +169,11 @@ impl Engine {
     pub fn apply(&mut self, commands: impl IntoIterator<Item = Command>) {
         for command in commands {
             match command {
-                Command::Add { first, request, arrival } => self.add(first, *request, arrival),
+                Command::Add {
+                    first,
+                    request,
+                    arrival,
+                } => self.add(first, *request, arrival),
                 Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort)),
                 Command::Stop(id) => self.end_by_id(id, None),
                 Command::Pause(id) => self.set_paused(id, true),
@@ -234,7 +238,8 @@ impl Engine {
                 last_token: None,
             });
             if choice == 0 {
-                self.table.get_mut(index).followers = (1..u64::from(n)).map(|i| first + i).collect();
+                self.table.get_mut(index).followers =
+                    (1..u64::from(n)).map(|i| first + i).collect();
                 self.enqueue(index);
             } else {
                 self.num_following += 1;
@@ -260,18 +265,22 @@ impl Engine {
         request.key = request.clock + u64::from(request.remaining());
         request.blocks_needed = 0;
         let place = (request.key, request.sequence, index);
-        self.queue.insert(request.priority, request.tenant, Kind::Waiting, place);
+        self.queue
+            .insert(request.priority, request.tenant, Kind::Waiting, place);
     }
 
     /// Takes a request out of the queue it is in.
     pub(crate) fn dequeue(&mut self, index: u32, kind: Kind) {
         let request = self.table.get(index);
         let place = (request.key, request.sequence, index);
-        self.queue.remove(request.priority, request.tenant, kind, place);
+        self.queue
+            .remove(request.priority, request.tenant, kind, place);
     }
 
     fn set_paused(&mut self, id: RequestId, paused: bool) {
-        let Some(index) = self.table.find(id) else { return };
+        let Some(index) = self.table.find(id) else {
+            return;
+        };
         let request = self.table.get_mut(index);
         if std::mem::replace(&mut request.paused, paused) == paused {
             return;
@@ -370,7 +379,9 @@ impl Engine {
         self.blocks.release_root(request.root);
         self.free_row(request.row);
         self.queue.leave(request.tenant);
-        self.counters.e2e_request_latency.observe(now - request.arrived);
+        self.counters
+            .e2e_request_latency
+            .observe(now - request.arrived);
         self.release_followers(request.followers);
     }
 
@@ -397,7 +408,9 @@ impl Engine {
             State::Prefill => self.dequeue(index, Kind::Active),
             State::Decode => self.leave_decoding(index),
             State::Paused => self.num_paused -= 1,
-            other => unreachable!("invariant: only requests with a row are preempted, not {other:?}"),
+            other => {
+                unreachable!("invariant: only requests with a row are preempted, not {other:?}")
+            }
         }
         let request = self.table.get_mut(index);
         let mut table = std::mem::take(&mut request.table);

@@ -24,13 +24,21 @@ pub enum ConfigError {
         "max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs ({max_num_seqs})"
     )]
     #[allow(missing_docs)]
-    BudgetBelowSeqs { max_num_batched_tokens: u32, max_num_seqs: u32 },
+    BudgetBelowSeqs {
+        max_num_batched_tokens: u32,
+        max_num_seqs: u32,
+    },
     /// One sequence of the longest length must fit.
     #[error(
         "max_model_len is {max_model_len} tokens but the KV cache holds {capacity} ({num_blocks} blocks of {block_size}); lower max_model_len or raise num_kv_blocks"
     )]
     #[allow(missing_docs)]
-    PoolTooSmall { max_model_len: u32, num_blocks: u32, block_size: u32, capacity: u64 },
+    PoolTooSmall {
+        max_model_len: u32,
+        num_blocks: u32,
+        block_size: u32,
+        capacity: u64,
+    },
     /// A target time that is not a positive number.
     #[error("target_itl_ms must be a positive number, got {value}")]
     Target {
@@ -50,7 +58,12 @@ pub enum SubmitError {
     #[error(
         "the prompt has {prompt} tokens and max_tokens is {max_tokens}: together {total}, beyond the context of {max_model_len} tokens"
     )]
-    TooLong { prompt: usize, max_tokens: u32, total: u64, max_model_len: u32 },
+    TooLong {
+        prompt: usize,
+        max_tokens: u32,
+        total: u64,
+        max_model_len: u32,
+    },
     /// The prompt alone fills the context.
     #[error(
         "the prompt has {prompt} tokens: the context of {max_model_len} tokens leaves no room for output"
@@ -58,7 +71,11 @@ pub enum SubmitError {
     PromptTooLong { prompt: usize, max_model_len: u32 },
     /// A parameter outside its range.
     #[error("{name} must be {limit}, got {value}")]
-    Parameter { name: &'static str, limit: String, value: String },
+    Parameter {
+        name: &'static str,
+        limit: String,
+        value: String,
+    },
     /// The engine is gone.
     #[error("the engine has stopped: {reason}")]
     EngineStopped { reason: String },
@@ -70,13 +87,22 @@ pub enum SubmitError {
 pub enum StepError {
     /// `plan` on a slot whose step has not been committed, or `commit` without a plan.
     #[error("slot {slot} is {actual}; {call} needs it to be {needed}")]
-    SlotState { slot: usize, call: &'static str, actual: &'static str, needed: &'static str },
+    SlotState {
+        slot: usize,
+        call: &'static str,
+        actual: &'static str,
+        needed: &'static str,
+    },
     /// There are two slots.
     #[error("slot must be 0 or 1, got {slot}")]
     NoSuchSlot { slot: usize },
     /// An array shorter than the configuration needs.
     #[error("array {name} must hold {needed} items, got {actual}")]
-    ArrayLength { name: &'static str, needed: usize, actual: usize },
+    ArrayLength {
+        name: &'static str,
+        needed: usize,
+        actual: usize,
+    },
 }
 
 /// An engine that could not be set up.

@@ -41,7 +41,9 @@ impl Frontend {
         mut spec: StreamSpec,
     ) -> Result<Submission, SubmitError> {
         if let Some(reason) = self.stopped.get() {
-            return Err(SubmitError::EngineStopped { reason: reason.clone() });
+            return Err(SubmitError::EngineStopped {
+                reason: reason.clone(),
+            });
         }
         request.validate(self.config.max_model_len, self.config.max_logprobs)?;
         self.check_tokens(&request)?;
@@ -64,22 +66,40 @@ impl Frontend {
             guards.push(guard);
             let stream = Box::new(text);
             // The text side hears of the stream before the engine can speak of it.
-            let message = TextMessage::Open { id, stream, producer, index, num_prompt_tokens };
+            let message = TextMessage::Open {
+                id,
+                stream,
+                producer,
+                index,
+                num_prompt_tokens,
+            };
             self.text.push(message).map_err(|_| self.gone())?;
         }
         // Counted before the engine can end them.
         self.submitted.fetch_add(u64::from(n), Ordering::Relaxed);
         let arrival = Arrival::default();
-        let command = Command::Add { first, request: Box::new(request), arrival };
+        let command = Command::Add {
+            first,
+            request: Box::new(request),
+            arrival,
+        };
         if self.engine.push(command).is_err() {
             self.submitted.fetch_sub(u64::from(n), Ordering::Relaxed);
             return Err(self.gone());
         }
-        Ok(Submission { first, guards, engine: self.engine.clone() })
+        Ok(Submission {
+            first,
+            guards,
+            engine: self.engine.clone(),
+        })
     }
 
     fn gone(&self) -> SubmitError {
-        let reason = self.stopped.get().cloned().unwrap_or_else(|| "it was closed".into());
+        let reason = self
+            .stopped
+            .get()
+            .cloned()
+            .unwrap_or_else(|| "it was closed".into());
         SubmitError::EngineStopped { reason }
     }
 
@@ -94,7 +114,11 @@ impl Frontend {
         for (name, largest) in lists {
             if let Some(value) = largest.filter(|&&token| token >= self.vocab_size) {
                 let limit = format!("below the vocabulary size of {}", self.vocab_size);
-                return Err(SubmitError::Parameter { name, limit, value: value.to_string() });
+                return Err(SubmitError::Parameter {
+                    name,
+                    limit,
+                    value: value.to_string(),
+                });
             }
         }
         Ok(())

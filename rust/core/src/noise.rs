@@ -28,7 +28,11 @@ pub fn uniform(seed: u64, position: u64) -> f32 {
 
 /// The seed of choice `index` of a request with `n` choices: choice 0 keeps the request's own.
 pub const fn choice_seed(seed: u64, index: u32) -> u64 {
-    if index == 0 { seed } else { bits(seed, u64::MAX - index as u64) }
+    if index == 0 {
+        seed
+    } else {
+        bits(seed, u64::MAX - index as u64)
+    }
 }
 
 #[cfg(test)]
@@ -48,13 +52,19 @@ mod tests {
         }
         assert!((mean / n as f64 - 0.5).abs() < 0.01);
         // 1,024 expected a bucket, standard deviation 32: six of them are a generous bound.
-        assert!(buckets.iter().all(|&count| (1024 - 192..1024 + 192).contains(&count)));
+        assert!(
+            buckets
+                .iter()
+                .all(|&count| (1024 - 192..1024 + 192).contains(&count))
+        );
         assert!(bits(1, 2) != bits(2, 1) && bits(0, 0) != 0);
     }
 
     #[test]
     fn neighbouring_seeds_do_not_correlate() {
-        let same = (0..10_000).filter(|&p| (uniform(7, p) < 0.5) == (uniform(8, p) < 0.5)).count();
+        let same = (0..10_000)
+            .filter(|&p| (uniform(7, p) < 0.5) == (uniform(8, p) < 0.5))
+            .count();
         assert!((4700..5300).contains(&same), "{same}");
         assert_eq!(choice_seed(9, 0), 9);
         assert!(choice_seed(9, 1) != choice_seed(9, 2));

@@ -16,9 +16,7 @@ use crate::inbox::{Inbox, Receiver};
 use crate::output::{self, HubProducer, StreamProducer};
 use crate::request::RequestId;
 use crate::step::{EndReason, OutputEntry, StepOutput};
-use crate::text::{
-    Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, Verdict,
-};
+use crate::text::{Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, Verdict};
 
 /// What a reader gets: text, and where the prompt came from.
 #[derive(Debug, Default)]
@@ -85,7 +83,10 @@ pub struct StallPolicy {
 
 impl Default for StallPolicy {
     fn default() -> Self {
-        Self { max_backlog: 1024, stall_limit: Duration::from_secs(60) }
+        Self {
+            max_backlog: 1024,
+            stall_limit: Duration::from_secs(60),
+        }
     }
 }
 
@@ -164,10 +165,22 @@ impl Pipeline {
         let mut worked = !messages.is_empty();
         for message in messages.drain(..) {
             match message {
-                TextMessage::Open { id, stream, producer, index, num_prompt_tokens } => {
+                TextMessage::Open {
+                    id,
+                    stream,
+                    producer,
+                    index,
+                    num_prompt_tokens,
+                } => {
                     let paused_since = None;
                     let text = stream;
-                    let stream = Stream { text, producer, index, num_prompt_tokens, paused_since };
+                    let stream = Stream {
+                        text,
+                        producer,
+                        index,
+                        num_prompt_tokens,
+                        paused_since,
+                    };
                     self.streams.insert(id, stream);
                 }
                 TextMessage::Step(step) => self.step(&step),
@@ -196,13 +209,14 @@ impl Pipeline {
     }
 
     fn entry(&mut self, step: &StepOutput, entry: &OutputEntry, tokens: std::ops::Range<usize>) {
-        let Some(stream) = self.streams.get_mut(&entry.id) else { return };
+        let Some(stream) = self.streams.get_mut(&entry.id) else {
+            return;
+        };
         let out = &mut self.delta;
         out.index = stream.index;
         out.num_prompt_tokens = stream.num_prompt_tokens;
         out.num_cached_tokens = entry.cached_tokens;
-        let ends_on_token =
-            matches!(entry.end, Some(EndReason::Eos(_) | EndReason::StopToken(_)));
+        let ends_on_token = matches!(entry.end, Some(EndReason::Eos(_) | EndReason::StopToken(_)));
         let shown = tokens.end - usize::from(ends_on_token);
         let stopped = (tokens.start..shown).any(|at| {
             let token = token_input(step, entry, at);
@@ -242,7 +256,9 @@ impl Pipeline {
     }
 
     fn mind_backlog(&mut self, id: RequestId) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
         if stream.producer.is_closed() {
             let _ = self.engine.push(Command::Cancel(id));
         } else if stream.producer.backlog() > self.policy.max_backlog
@@ -262,7 +278,9 @@ impl Pipeline {
         self.hub.take_flush_requests(&mut flushes);
         let worked = !flushes.is_empty();
         for id in flushes.drain(..) {
-            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            let Some(stream) = self.streams.get_mut(&id) else {
+                continue;
+            };
             if stream.producer.flush() && stream.paused_since.take().is_some() {
                 self.stalled.retain(|(_, stalled)| *stalled != id);
                 let _ = self.engine.push(Command::Resume(id));
@@ -291,14 +309,17 @@ impl Pipeline {
 
 fn token_input<'a>(step: &'a StepOutput, entry: &OutputEntry, at: usize) -> TokenInput<'a> {
     let id = step.tokens[at];
-    let logprob = entry.num_logprobs.filter(|_| !step.logprobs.is_empty()).map(|wanted| {
-        let top = at * step.top_width..at * step.top_width + wanted as usize;
-        LogprobInput {
-            logprob: step.logprobs[at],
-            rank: step.ranks[at],
-            top_ids: &step.top_ids[top.clone()],
-            top_logprobs: &step.top_logprobs[top],
-        }
-    });
+    let logprob = entry
+        .num_logprobs
+        .filter(|_| !step.logprobs.is_empty())
+        .map(|wanted| {
+            let top = at * step.top_width..at * step.top_width + wanted as usize;
+            LogprobInput {
+                logprob: step.logprobs[at],
+                rank: step.ranks[at],
+                top_ids: &step.top_ids[top.clone()],
+                top_logprobs: &step.top_logprobs[top],
+            }
+        });
     TokenInput { id, logprob }
 }

@@ -45,7 +45,11 @@ pub(crate) struct Class {
 
 impl Class {
     fn ring(&self, active_only: bool) -> &BTreeMap<u64, u32> {
-        if active_only { &self.active_ring } else { &self.ring }
+        if active_only {
+            &self.active_ring
+        } else {
+            &self.ring
+        }
     }
 
     /// Tenants with work, or with active requests only.
@@ -55,7 +59,9 @@ impl Class {
 
     /// The one of them whose turn it is.
     pub fn front(&self, active_only: bool) -> Option<u32> {
-        self.ring(active_only).first_key_value().map(|(_, &tenant)| tenant)
+        self.ring(active_only)
+            .first_key_value()
+            .map(|(_, &tenant)| tenant)
     }
 
     /// Ends a tenant's turn.
@@ -77,7 +83,9 @@ impl Class {
     }
 
     fn turn(&mut self, tenant: u32) -> &mut Turn {
-        self.turns.get_mut(&tenant).expect("invariant: a tenant in the ring has a turn")
+        self.turns
+            .get_mut(&tenant)
+            .expect("invariant: a tenant in the ring has a turn")
     }
 
     /// The first place after `after` in a tenant's queue.
@@ -142,7 +150,11 @@ impl PrefillQueue {
         let tenant = match self.by_name.get(name) {
             Some(&tenant) => tenant,
             None => {
-                let new = Tenant { name: name.clone(), clock: 0, requests: 0 };
+                let new = Tenant {
+                    name: name.clone(),
+                    clock: 0,
+                    requests: 0,
+                };
                 let tenant = match self.free.pop() {
                     Some(tenant) => {
                         self.tenants[tenant as usize] = new;
@@ -185,7 +197,13 @@ impl PrefillQueue {
         let class = self.classes.entry(priority).or_default();
         if !class.turns.contains_key(&tenant) {
             let position = class.enter(tenant);
-            class.turns.insert(tenant, Turn { position, ..Turn::default() });
+            class.turns.insert(
+                tenant,
+                Turn {
+                    position,
+                    ..Turn::default()
+                },
+            );
         }
         let turn = class.turn(tenant);
         let (set, count) = match kind {
@@ -202,8 +220,14 @@ impl PrefillQueue {
     }
 
     pub fn remove(&mut self, priority: i32, tenant: u32, kind: Kind, place: Place) {
-        let class = self.classes.get_mut(&priority).expect("invariant: queued in this class");
-        let turn = class.turns.get_mut(&tenant).expect("invariant: queued under this tenant");
+        let class = self
+            .classes
+            .get_mut(&priority)
+            .expect("invariant: queued in this class");
+        let turn = class
+            .turns
+            .get_mut(&tenant)
+            .expect("invariant: queued under this tenant");
         let (set, count) = match kind {
             Kind::Active => (&mut turn.active, &mut self.active),
             Kind::Waiting => (&mut turn.waiting, &mut self.waiting),
@@ -226,10 +250,13 @@ impl PrefillQueue {
 
     /// Every queued request (its table index) with the queue it is in.
     pub fn iter(&self) -> impl Iterator<Item = (Kind, u32)> + '_ {
-        self.classes.values().flat_map(|class| class.turns.values()).flat_map(|turn| {
-            let active = turn.active.iter().map(|place| (Kind::Active, place.2));
-            active.chain(turn.waiting.iter().map(|place| (Kind::Waiting, place.2)))
-        })
+        self.classes
+            .values()
+            .flat_map(|class| class.turns.values())
+            .flat_map(|turn| {
+                let active = turn.active.iter().map(|place| (Kind::Active, place.2));
+                active.chain(turn.waiting.iter().map(|place| (Kind::Waiting, place.2)))
+            })
     }
 
     #[cfg(test)]
@@ -275,6 +302,13 @@ mod tests {
             queue.remove(3, tenant, Kind::Active, (1, 1, 7));
             queue.leave(tenant);
         }
-        assert_eq!((queue.num_tenants(), queue.classes.len(), queue.tenants.len()), (0, 0, 1));
+        assert_eq!(
+            (
+                queue.num_tenants(),
+                queue.classes.len(),
+                queue.tenants.len()
+            ),
+            (0, 0, 1)
+        );
     }
 }

@@ -84,7 +84,9 @@ pub struct NewRequest {
 
 impl Default for Arrival {
     fn default() -> Self {
-        Self { time: Instant::now() }
+        Self {
+            time: Instant::now(),
+        }
     }
 }
 
@@ -211,7 +213,10 @@ impl NewRequest {
             return Err(SubmitError::EmptyPrompt);
         }
         if prompt >= max_model_len as usize {
-            return Err(SubmitError::PromptTooLong { prompt, max_model_len });
+            return Err(SubmitError::PromptTooLong {
+                prompt,
+                max_model_len,
+            });
         }
         if let Some(max_tokens) = self.sampling.max_tokens {
             if max_tokens == 0 {
@@ -219,7 +224,12 @@ impl NewRequest {
             }
             let total = prompt as u64 + u64::from(max_tokens);
             if total > u64::from(max_model_len) {
-                return Err(SubmitError::TooLong { prompt, max_tokens, total, max_model_len });
+                return Err(SubmitError::TooLong {
+                    prompt,
+                    max_tokens,
+                    total,
+                    max_model_len,
+                });
             }
         }
         if self.n == 0 {
@@ -227,12 +237,20 @@ impl NewRequest {
         }
         if self.sampling.num_logprobs.is_some_and(|k| k > max_logprobs) {
             let value = self.sampling.num_logprobs.unwrap_or_default();
-            return Err(parameter("logprobs", &format!("at most {max_logprobs}"), value));
+            return Err(parameter(
+                "logprobs",
+                &format!("at most {max_logprobs}"),
+                value,
+            ));
         }
         let s = &self.sampling;
         let positive = |v: f32| v.is_finite() && v > 0.0;
         if !(s.temperature.is_finite() && s.temperature >= 0.0) {
-            return Err(parameter("temperature", "a finite number of at least 0", s.temperature));
+            return Err(parameter(
+                "temperature",
+                "a finite number of at least 0",
+                s.temperature,
+            ));
         }
         if !(positive(s.top_p) && s.top_p <= 1.0) {
             return Err(parameter("top_p", "in (0, 1]", s.top_p));
@@ -241,22 +259,35 @@ impl NewRequest {
             return Err(parameter("min_p", "in [0, 1]", s.min_p));
         }
         if !positive(s.repetition_penalty) {
-            return Err(parameter("repetition_penalty", "above 0", s.repetition_penalty));
+            return Err(parameter(
+                "repetition_penalty",
+                "above 0",
+                s.repetition_penalty,
+            ));
         }
-        for (name, value) in
-            [("presence_penalty", s.presence_penalty), ("frequency_penalty", s.frequency_penalty)]
-        {
+        for (name, value) in [
+            ("presence_penalty", s.presence_penalty),
+            ("frequency_penalty", s.frequency_penalty),
+        ] {
             if !value.is_finite() {
                 return Err(parameter(name, "finite", value));
             }
         }
         if let Some((token, bias)) = s.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-            return Err(parameter("logit_bias", "finite", format!("{bias} for token {token}")));
+            return Err(parameter(
+                "logit_bias",
+                "finite",
+                format!("{bias} for token {token}"),
+            ));
         }
         Ok(())
     }
 }
 
 fn parameter(name: &'static str, limit: &str, value: impl ToString) -> SubmitError {
-    SubmitError::Parameter { name, limit: limit.into(), value: value.to_string() }
+    SubmitError::Parameter {
+        name,
+        limit: limit.into(),
+        value: value.to_string(),
+    }
 }

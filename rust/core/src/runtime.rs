@@ -183,7 +183,9 @@ impl Runtime {
             }
             Err(TryLockError::WouldBlock) => return,
         };
-        let Driver { engine, commands, .. } = driver;
+        let Driver {
+            engine, commands, ..
+        } = driver;
         engine.apply(commands.drain(..));
     }
 
@@ -225,7 +227,9 @@ impl Runtime {
         loop {
             consumer.drain(&mut deliver);
             // What was held back for want of room comes at once where the text side is ours to run.
-            let TextSide::Inline(pipeline) = &self.text else { return };
+            let TextSide::Inline(pipeline) = &self.text else {
+                return;
+            };
             if !lock(pipeline).turn() {
                 return;
             }

@@ -73,7 +73,9 @@ impl Engine {
 
     /// The request to preempt: paused ones first, then lowest priority, then latest arrival.
     fn victim(&self, than: i32) -> Option<u32> {
-        self.victims(than).max_by_key(|(_, request)| request.victim_rank()).map(|(index, _)| index)
+        self.victims(than)
+            .max_by_key(|(_, request)| request.victim_rank())
+            .map(|(index, _)| index)
     }
 
     /// Whom to preempt when a decoding request needs a block: possibly that request itself.
@@ -88,7 +90,11 @@ impl Engine {
     fn schedule_decodes(&mut self) -> u32 {
         let mut total = self.num_decoding() as u32;
         let spare = self.config.max_num_batched_tokens - total;
-        let mut spare_drafts = if self.config.max_draft_tokens == 0 { 0 } else { spare };
+        let mut spare_drafts = if self.config.max_draft_tokens == 0 {
+            0
+        } else {
+            spare
+        };
         for at in 0..self.decoding.len() {
             let index = self.decoding[at];
             if index != HOLE {
@@ -132,12 +138,16 @@ impl Engine {
             let mut turns_without_work = 0;
             while budget > 0 {
                 let closed = self.admission_closed;
-                let Some(class) = self.queue.class(priority) else { break };
+                let Some(class) = self.queue.class(priority) else {
+                    break;
+                };
                 let tenants = class.ring_len(closed);
                 if turns_without_work >= tenants {
                     break;
                 }
-                let tenant = class.front(closed).expect("invariant: the ring is not empty");
+                let tenant = class
+                    .front(closed)
+                    .expect("invariant: the ring is not empty");
                 let allowance = if tenants == 1 {
                     budget
                 } else {
@@ -148,7 +158,9 @@ impl Engine {
                 };
                 let spent = self.serve(priority, tenant, allowance, &mut skips);
                 budget -= spent;
-                let Some(class) = self.queue.class(priority) else { break };
+                let Some(class) = self.queue.class(priority) else {
+                    break;
+                };
                 if spent < allowance {
                     // No more work: what it did not use is not saved up.
                     *class.deficit(tenant) = 0;
@@ -158,8 +170,11 @@ impl Engine {
                 }
                 // Once admission closes, only tenants with active requests count.
                 let same_ring = closed == self.admission_closed;
-                turns_without_work =
-                    if spent == 0 && same_ring { turns_without_work + 1 } else { 0 };
+                turns_without_work = if spent == 0 && same_ring {
+                    turns_without_work + 1
+                } else {
+                    0
+                };
                 if tenants == 1 && spent < allowance && same_ring {
                     break;
                 }
@@ -176,7 +191,10 @@ impl Engine {
         let mut spent = 0;
         let (mut after_active, mut after_waiting) = (None, None);
         while spent < allowance {
-            let class = self.queue.class(priority).expect("invariant: the class has this tenant");
+            let class = self
+                .queue
+                .class(priority)
+                .expect("invariant: the class has this tenant");
             let active = class.next(tenant, Kind::Active, after_active);
             let waiting = if self.admission_closed {
                 None
@@ -221,7 +239,8 @@ impl Engine {
         let request = self.table.get_mut(place.2);
         request.state = State::Prefill;
         // In before out: a tenant whose queues run empty would lose its turn and its deficit.
-        self.queue.insert(request.priority, request.tenant, Kind::Active, place);
+        self.queue
+            .insert(request.priority, request.tenant, Kind::Active, place);
         self.dequeue(place.2, Kind::Waiting);
     }
 
@@ -259,9 +278,10 @@ impl Engine {
         }
         let mut needed = self.blocks_to_admit(index);
         while self.free_rows.is_empty() || needed > self.blocks.num_free() {
-            let Some(victim) = self.victim(priority).filter(|_| {
-                self.free_rows.is_empty() || self.reclaimable(priority) >= needed
-            }) else {
+            let Some(victim) = self
+                .victim(priority)
+                .filter(|_| self.free_rows.is_empty() || self.reclaimable(priority) >= needed)
+            else {
                 self.table.get_mut(index).blocks_needed = needed;
                 self.admission_closed |= self.free_rows.is_empty();
                 return false;
@@ -286,7 +306,9 @@ impl Engine {
 
     /// Free blocks if all who may lose theirs to `priority` did, at most.
     fn reclaimable(&self, priority: i32) -> u32 {
-        let held = self.victims(priority).map(|(_, request)| request.table.len() as u32);
+        let held = self
+            .victims(priority)
+            .map(|(_, request)| request.table.len() as u32);
         self.blocks.num_free() + held.sum::<u32>()
     }
 
@@ -299,7 +321,9 @@ impl Engine {
         let bare = if shared > 0 {
             total - shared
         } else {
-            let hit = self.blocks.lookup(request.root, &request.tokens, self.hit_limit(index));
+            let hit = self
+                .blocks
+                .lookup(request.root, &request.tokens, self.hit_limit(index));
             total - hit.blocks as u32 + hit.free
         };
         bare + self.reserve(request.preemptions, bare)
@@ -313,10 +337,14 @@ impl Engine {
         if bare.saturating_add(rough) <= self.blocks.num_free() {
             return rough;
         }
-        let growth = self.decoding.iter().filter(|&&index| index != HOLE).map(|&index| {
-            let request = self.table.get(index);
-            request.max_len.div_ceil(self.config.block_size) - request.table.len() as u32
-        });
+        let growth = self
+            .decoding
+            .iter()
+            .filter(|&&index| index != HOLE)
+            .map(|&index| {
+                let request = self.table.get(index);
+                request.max_len.div_ceil(self.config.block_size) - request.table.len() as u32
+            });
         rough.min(growth.sum())
     }
 
@@ -348,7 +376,11 @@ impl Engine {
         let row = self.free_rows.pop().expect("invariant: a row is free");
         self.rows[row as usize] = index;
         if shared > 0 {
-            let leader = self.table.get(index).leader.and_then(|id| self.table.find(id));
+            let leader = self
+                .table
+                .get(index)
+                .leader
+                .and_then(|id| self.table.find(id));
             let leader = leader.expect("invariant: shareable blocks have an owner");
             let blocks = self.table.get(leader).table[..shared].to_vec();
             self.blocks.share(&blocks);
@@ -363,7 +395,8 @@ impl Engine {
         request.chain = request.root;
         if shared == 0 {
             let (chain, found) =
-                self.blocks.acquire(request.root, &request.tokens, limit, &mut request.table);
+                self.blocks
+                    .acquire(request.root, &request.tokens, limit, &mut request.table);
             request.chain = chain;
             hit = found;
         }
@@ -383,7 +416,9 @@ impl Engine {
             request.admitted = Some(now);
             request.cached_tokens = Some(request.computed);
             self.counters.prompt_tokens += u64::from(request.prompt_len);
-            self.counters.request_queue_time.observe(now - request.arrived);
+            self.counters
+                .request_queue_time
+                .observe(now - request.arrived);
         }
     }
 }

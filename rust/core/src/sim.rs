@@ -24,7 +24,9 @@ fn predict(digest: u64, vocab: u32) -> u32 {
 
 /// The tokens that follow a prompt: what a request must get, however it is scheduled.
 pub fn continuation(prompt: &[u32], vocab: u32) -> impl Iterator<Item = u32> {
-    let mut digest = prompt.iter().fold(0, |digest, &token| extend(digest, token));
+    let mut digest = prompt
+        .iter()
+        .fold(0, |digest, &token| extend(digest, token));
     std::iter::repeat_with(move || {
         let token = predict(digest, vocab);
         digest = extend(digest, token);
@@ -57,7 +59,10 @@ impl ShadowModel {
         let mut digests = vec![0; field(header::NUM_TOKENS)];
         for seq in 0..field(header::NUM_SEQS) {
             let table = &arrays.block_table[arrays.rows[seq].get() as usize * self.max_blocks..];
-            let (from, to) = (arrays.query_start[seq].get(), arrays.query_start[seq + 1].get());
+            let (from, to) = (
+                arrays.query_start[seq].get(),
+                arrays.query_start[seq + 1].get(),
+            );
             for at in from as usize..to as usize {
                 let position = arrays.positions[at].get() as usize;
                 let before = position.checked_sub(1).map_or(0, |p| {
@@ -68,7 +73,11 @@ impl ShadowModel {
                 self.cache[arrays.slot_mapping[at].get() as usize] = digests[at];
             }
             let last = arrays.positions[to as usize - 1].get();
-            assert_eq!(arrays.seq_lens[seq].get(), last + 1, "context length of request {seq}");
+            assert_eq!(
+                arrays.seq_lens[seq].get(),
+                last + 1,
+                "context length of request {seq}"
+            );
         }
         for sample in 0..field(header::NUM_SAMPLES) {
             let digest = digests[arrays.logits_index[sample].get() as usize];
@@ -106,7 +115,11 @@ impl Simulation {
     pub fn submit(&mut self, request: NewRequest) -> RequestId {
         let first = self.next_id;
         self.next_id += u64::from(request.n);
-        self.send(Command::Add { first, request: Box::new(request), arrival: Arrival::default() });
+        self.send(Command::Add {
+            first,
+            request: Box::new(request),
+            arrival: Arrival::default(),
+        });
         first
     }
 

@@ -35,7 +35,9 @@ impl Table {
     }
 
     pub fn remove(&mut self, index: u32) -> Request {
-        let request = self.slots[index as usize].take().expect("invariant: the index is live");
+        let request = self.slots[index as usize]
+            .take()
+            .expect("invariant: the index is live");
         self.by_id.remove(&request.id);
         self.free.push(index);
         request
@@ -46,11 +48,15 @@ impl Table {
     }
 
     pub fn get(&self, index: u32) -> &Request {
-        self.slots[index as usize].as_ref().expect("invariant: the index is live")
+        self.slots[index as usize]
+            .as_ref()
+            .expect("invariant: the index is live")
     }
 
     pub fn get_mut(&mut self, index: u32) -> &mut Request {
-        self.slots[index as usize].as_mut().expect("invariant: the index is live")
+        self.slots[index as usize]
+            .as_mut()
+            .expect("invariant: the index is live")
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Request)> {

@@ -109,7 +109,11 @@ impl Engine {
         bias: &[Cell<f32>],
     ) -> Result<usize, StepError> {
         self.expect(slot, "logit_edits", true)?;
-        let room = sample.len().min(token.len()).min(repetition.len()).min(bias.len());
+        let room = sample
+            .len()
+            .min(token.len())
+            .min(repetition.len())
+            .min(bias.len());
         let mut at = 0;
         for planned in &self.slots[slot].planned {
             let request = self.table.get(planned.index);
@@ -126,7 +130,11 @@ impl Engine {
                             actual: room,
                         });
                     }
-                    let LogitEdit { token: id, repetition: factor, bias: shift } = edit;
+                    let LogitEdit {
+                        token: id,
+                        repetition: factor,
+                        bias: shift,
+                    } = edit;
                     sample[at].set((planned.first_sample + row) as i32);
                     token[at].set(id as i32);
                     repetition[at].set(factor);
@@ -149,7 +157,12 @@ impl Writer<'_, '_> {
         self.sequence(request, 1, position + 1);
         let first_sample = self.samples as u32;
         self.sample(request, self.tokens - 1, 0);
-        Planned { index, tokens: 1, samples: 1, first_sample }
+        Planned {
+            index,
+            tokens: 1,
+            samples: 1,
+            first_sample,
+        }
     }
 
     /// Several tokens of a request: a prefill chunk, or a token with drafts behind it.
@@ -172,7 +185,12 @@ impl Writer<'_, '_> {
         for row in 0..samples {
             self.sample(request, self.tokens - samples + row, row as u64);
         }
-        Planned { index, tokens: scheduled, samples: samples as u32, first_sample }
+        Planned {
+            index,
+            tokens: scheduled,
+            samples: samples as u32,
+            first_sample,
+        }
     }
 
     #[inline]
@@ -243,7 +261,10 @@ impl Writer<'_, '_> {
             (header::MAX_QUERY_LEN, self.max_query_len as i32),
             (header::MAX_SEQ_LEN, self.max_seq_len as i32),
             (header::FLAGS, self.flags),
-            (header::NUM_LOGPROBS, self.num_logprobs.map_or(-1, |k| k as i32)),
+            (
+                header::NUM_LOGPROBS,
+                self.num_logprobs.map_or(-1, |k| k as i32),
+            ),
             (header::NUM_EDITS, self.edits as i32),
         ];
         for (field, value) in fields {

@@ -1,5 +1,8 @@
 //! The arrays that Python registers once: typed, writable, contiguous.
-#![expect(unsafe_code, reason = "a buffer's memory is a pointer until it is made a slice")]
+#![expect(
+    unsafe_code,
+    reason = "a buffer's memory is a pointer until it is made a slice"
+)]
 
 use miniinfer_core::arrays::StepArrays;
 use pyo3::buffer::{Element, PyBuffer};
@@ -25,9 +28,12 @@ pub fn cells<'a, T: Element>(
     name: &str,
 ) -> PyResult<&'a [Cell<T>]> {
     let _attached: Python<'a> = py;
-    let items = buffer.as_slice_ptr().filter(|_| !buffer.readonly()).ok_or_else(|| {
-        PyValueError::new_err(format!("array {name} must be writable and C-contiguous"))
-    })?;
+    let items = buffer
+        .as_slice_ptr()
+        .filter(|_| !buffer.readonly())
+        .ok_or_else(|| {
+            PyValueError::new_err(format!("array {name} must be writable and C-contiguous"))
+        })?;
     // SAFETY: the buffer keeps the memory alive for 'a and checked its item type and alignment; no other
     // thread touches it while this one is attached, and cells allow aliases on this thread.
     Ok(unsafe { &*(items.as_ptr() as *const [Cell<T>]) })

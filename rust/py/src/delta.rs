@@ -26,7 +26,17 @@ impl TokenLogprob {
             .collect();
         let bytes = PyBytes::new(py, &from.bytes).unbind();
         let (token_id, logprob, rank) = (from.id, from.logprob, from.rank);
-        Py::new(py, Self { token_id, text: from.text, bytes, logprob, rank, top })
+        Py::new(
+            py,
+            Self {
+                token_id,
+                text: from.text,
+                bytes,
+                logprob,
+                rank,
+                top,
+            },
+        )
     }
 }
 
@@ -58,7 +68,12 @@ impl Delta {
         let text = &mut from.text;
         let logprobs = std::mem::take(&mut text.logprobs);
         let logprobs = (!logprobs.is_empty())
-            .then(|| logprobs.into_iter().map(|l| TokenLogprob::new(py, l)).collect())
+            .then(|| {
+                logprobs
+                    .into_iter()
+                    .map(|l| TokenLogprob::new(py, l))
+                    .collect()
+            })
             .transpose()?;
         let finish = text.finish.take();
         let (mut finish_reason, mut stop_reason, mut error) = (None, None, None);

@@ -84,17 +84,28 @@ impl Engine {
                 vocab_size,
                 model,
                 text_thread,
-                policy: StallPolicy { max_backlog, stall_limit },
+                policy: StallPolicy {
+                    max_backlog,
+                    stall_limit,
+                },
             };
             Runtime::new(spec).map_err(|error| error::runtime(&error))
         })?;
-        Ok(Self { runtime, config, slots: Mutex::default() })
+        Ok(Self {
+            runtime,
+            config,
+            slots: Mutex::default(),
+        })
     }
 
     /// Name, numpy dtype and number of items of each array that `register_slot` needs.
     fn array_specs(&self) -> Vec<(&'static str, &'static str, usize)> {
         let lengths = array_lengths(&self.config);
-        lengths.into_iter().zip(TYPES).map(|((name, len), (_, dtype))| (name, *dtype, len)).collect()
+        lengths
+            .into_iter()
+            .zip(TYPES)
+            .map(|((name, len), (_, dtype))| (name, *dtype, len))
+            .collect()
     }
 
     /// Takes hold of a slot's arrays: writable, contiguous, of the sizes of `array_specs`.
@@ -141,7 +152,9 @@ impl Engine {
 
     /// Ends the requests of a planned step with an error; the others go on.
     fn fail_step(&self, slot: usize, reason: &str) -> PyResult<()> {
-        self.runtime.fail_step(slot, reason).map_err(|error| error::step(&error))
+        self.runtime
+            .fail_step(slot, reason)
+            .map_err(|error| error::step(&error))
     }
 
     /// Ends every request with an error and refuses new ones.
@@ -170,7 +183,9 @@ impl Engine {
     fn submit(&self, prompt: Vec<u32>, params: SubmitParams) -> PyResult<Submission> {
         let (request, spec) = params.into_request(prompt);
         let submission = self.runtime.frontend().submit(request, spec);
-        submission.map(Submission).map_err(|error| error::submit(&error))
+        submission
+            .map(Submission)
+            .map_err(|error| error::submit(&error))
     }
 
     /// All that is ready: pairs of a choice's id and its delta.
@@ -180,7 +195,13 @@ impl Engine {
         self.runtime.drain(|id, delta| {
             if result.is_ok() {
                 result = Delta::new(py, delta).and_then(|delta| {
-                    list.append(PyTuple::new(py, [id.into_pyobject(py)?.into_any(), delta.into_bound(py).into_any()])?)
+                    list.append(PyTuple::new(
+                        py,
+                        [
+                            id.into_pyobject(py)?.into_any(),
+                            delta.into_bound(py).into_any(),
+                        ],
+                    )?)
                 });
             }
         });
@@ -271,10 +292,12 @@ impl Engine {
         call: impl FnOnce(&miniinfer_core::arrays::StepArrays<'_>) -> Result<R, StepError>,
     ) -> PyResult<R> {
         let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let arrays = slots.get(slot).ok_or_else(|| error::step(&StepError::NoSuchSlot { slot }))?;
-        let arrays = arrays
-            .as_ref()
-            .ok_or_else(|| PyRuntimeError::new_err(format!("slot {slot} has no arrays registered")))?;
+        let arrays = slots
+            .get(slot)
+            .ok_or_else(|| error::step(&StepError::NoSuchSlot { slot }))?;
+        let arrays = arrays.as_ref().ok_or_else(|| {
+            PyRuntimeError::new_err(format!("slot {slot} has no arrays registered"))
+        })?;
         call(&arrays.view(py)?).map_err(|error| error::step(&error))
     }
 }
@@ -308,6 +331,7 @@ impl Submission {
 }
 
 fn seconds(name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|_| PyValueError::new_err(format!("{name} must be at least 0 seconds, got {value}")))
+    Duration::try_from_secs_f64(value).map_err(|_| {
+        PyValueError::new_err(format!("{name} must be at least 0 seconds, got {value}"))
+    })
 }

@@ -1,0 +1,151 @@
+"""The compiled core: scheduler, KV blocks, prefix cache, text pipeline, output channels."""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict, final
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+
+class RequestError(ValueError):
+    """A request that was refused; `args` are the message and the parameter at fault."""
+
+class EngineDeadError(RuntimeError):
+    """The engine has stopped and takes no more requests."""
+
+class SubmitParams(TypedDict, total=False):
+    """What `Engine.submit` takes beside the prompt. All but `temperature` have defaults."""
+
+    n: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    logprobs: int | None
+    max_tokens: int | None
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: list[int]
+    logit_bias: list[tuple[int, float]]
+    stop: list[str]
+    include_stop: bool
+    skip_special_tokens: bool
+    final_only: bool
+    priority: int
+    tenant: str
+    cache_salt: str | None
+
+@final
+class TokenLogprob:
+    """The log probability of one generated token."""
+
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def bytes(self) -> bytes: ...
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def rank(self) -> int:
+        """1 for the most likely token."""
+    @property
+    def top(self) -> list[tuple[int, str, bytes, float]]:
+        """Id, text, bytes and logprob of the most likely tokens, best first."""
+
+@final
+class Delta:
+    """What became certain of one choice since its last delta."""
+
+    @property
+    def index(self) -> int:
+        """Which of the request's choices."""
+    @property
+    def text(self) -> str:
+        """New text: whole characters, free of stop strings."""
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the tokens that the text is made of."""
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None: ...
+    @property
+    def finish_reason(self) -> str | None:
+        """None while the choice runs, then stop, length, abort or error."""
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token or stop string that ended it."""
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+
+@final
+class Submission:
+    """A submitted request. Dropping it cancels what has not ended."""
+
+    def ids(self) -> tuple[int, int]:
+        """Id of the first choice and the number of choices."""
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+    def hold(self) -> None: ...
+    def resume(self) -> None: ...
+
+@final
+class Engine:
+    """A model's control plane. One thread drives `plan` and `commit`; the rest is for any thread."""
+
+    def __new__(
+        cls,
+        *,
+        tokenizer_json: bytes,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        target_itl_ms: float | None = None,
+        max_draft_tokens: int = 0,
+        max_logprobs: int = 20,
+        text_thread: bool = True,
+        max_backlog: int = 1024,
+        stall_limit: float = 60.0,
+    ) -> Engine: ...
+    def array_specs(self) -> list[tuple[str, str, int]]:
+        """Name, numpy dtype and number of items of each array of a slot."""
+    def register_slot(self, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None: ...
+    def plan(self, slot: int) -> int: ...
+    def commit(self, slot: int) -> None: ...
+    def logit_edits(
+        self,
+        slot: int,
+        sample: npt.NDArray[np.int32],
+        token: npt.NDArray[np.int32],
+        repetition: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32],
+    ) -> int: ...
+    def fail_step(self, slot: int, reason: str) -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def interrupt(self) -> None: ...
+    def has_requests(self) -> bool: ...
+    def submit(self, prompt: list[int], params: SubmitParams) -> Submission: ...
+    def drain(self) -> list[tuple[int, Delta]]: ...
+    def wake_fd(self) -> int: ...
+    def clear_wake(self) -> None: ...
+    def wait_output(self, timeout: float | None = None) -> bool: ...
+    def reset_prefix_cache(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def check(self) -> None: ...
