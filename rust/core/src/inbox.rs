@@ -238,10 +238,10 @@ mod loom_tests {
     #[test]
     fn a_message_arrives_with_all_that_was_written_before() {
         explore(3, || {
-            let (inbox, mut receiver) = inbox::<Arc<UnsafeCell<u32>>>();
+            let (inbox, mut receiver) = inbox::<Box<UnsafeCell<u32>>>();
             let sender = thread::spawn(move || {
                 for value in [1, 2] {
-                    let message = Arc::new(UnsafeCell::new(0));
+                    let message = Box::new(UnsafeCell::new(0));
                     // SAFETY: nobody else has the cell yet.
                     message.with_mut(|cell| unsafe { *cell = value });
                     inbox.push(message).unwrap();
@@ -252,7 +252,7 @@ mod loom_tests {
                 receiver.wait(None);
                 receiver.drain(&mut seen);
             }
-            // SAFETY: the sender let go of the cells; loom reports a read that is not ordered after its write.
+            // SAFETY: the cells came by value; loom reports a read that is not ordered after its write.
             let values: Vec<_> = seen
                 .iter()
                 .map(|cell| cell.with(|cell| unsafe { *cell }))
