@@ -1,12 +1,15 @@
 """The compiled core: scheduler, KV blocks, prefix cache, text pipeline, output channels."""
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, final
+from typing import Any, TypeAlias, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
 
 __version__: str
+
+# `bytes` under a name that the member of the same name does not hide.
+_RawBytes: TypeAlias = bytes
 
 class RequestError(ValueError):
     """A request that was refused; `args` are the message and the parameter at fault."""
@@ -49,14 +52,14 @@ class TokenLogprob:
     @property
     def text(self) -> str: ...
     @property
-    def bytes(self) -> bytes: ...
+    def bytes(self) -> _RawBytes: ...
     @property
     def logprob(self) -> float: ...
     @property
     def rank(self) -> int:
         """1 for the most likely token."""
     @property
-    def top(self) -> list[tuple[int, str, bytes, float]]:
+    def top(self) -> list[tuple[int, str, _RawBytes, float]]:
         """Id, text, bytes and logprob of the most likely tokens, best first."""
 
 @final
@@ -102,7 +105,7 @@ class Submission:
 
 @final
 class Engine:
-    """A model's control plane. One thread drives `plan` and `commit`; the rest is for any thread."""
+    """A model's control plane. One thread drives `plan` and `commit`; any may call the rest."""
 
     def __new__(
         cls,

@@ -30,7 +30,7 @@ _MAILBOX = 2
 class _Mailbox:
     """What the loop's callback leaves for one request's reader."""
 
-    __slots__ = ("deltas", "error", "held", "running", "submission", "waiter")
+    __slots__ = ("deltas", "held", "running", "submission", "waiter")
 
     def __init__(self, submission: Submission, n: int) -> None:
         self.submission = submission
@@ -38,7 +38,6 @@ class _Mailbox:
         self.deltas: deque[Delta] = deque()
         self.waiter: asyncio.Future[None] | None = None
         self.held = False
-        self.error: BaseException | None = None
 
     def put(self, delta: Delta) -> None:
         self.deltas.append(delta)
@@ -62,7 +61,7 @@ class _Mailbox:
 
 
 class Stream:
-    """The deltas of one request, as an async iterator. Closing or dropping it cancels the request."""
+    """The deltas of one request, as an async iterator; closing or dropping it cancels."""
 
     def __init__(self, owner: AsyncLLM, request_id: str, mailbox: _Mailbox) -> None:
         self.request_id = request_id
@@ -73,11 +72,9 @@ class Stream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta, of whichever choice has one. Raises `EngineDeadError` if the engine died."""
+        """The next delta, of whichever choice has one."""
         mailbox = self._mailbox
         while not mailbox.deltas:
-            if mailbox.error is not None:
-                raise mailbox.error
             if mailbox.running == 0:
                 raise StopAsyncIteration
             mailbox.waiter = asyncio.get_running_loop().create_future()

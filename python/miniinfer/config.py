@@ -10,7 +10,7 @@ __all__ = ["EngineArgs"]
 
 @dataclass(slots=True, kw_only=True)
 class EngineArgs:
-    """Settings of an engine; names follow vLLM's where it has one. Sizes are in tokens unless named.
+    """Settings of an engine; names follow vLLM's where it has one. Sizes are in tokens.
 
     Raises `ValueError` naming the setting, its limit and its value.
     """
@@ -40,7 +40,7 @@ class EngineArgs:
     enable_prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
     target_itl_ms: float | None = None
-    """Shrink prefill chunks so that steps with decodes in them stay under this many milliseconds."""
+    """Shrink prefill chunks to keep steps with decodes in them under this many milliseconds."""
     seed: int | None = None
     """Makes requests without a seed of their own repeatable, in the order of their submission."""
     threads: int | None = None

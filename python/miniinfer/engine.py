@@ -170,7 +170,7 @@ class Engine:
                 "ignore_eos": params.ignore_eos,
                 "stop_token_ids": params.stop_token_ids or [],
                 "logit_bias": list((params.logit_bias or {}).items()),
-                "stop": params.stop or [],
+                "stop": [params.stop] if isinstance(params.stop, str) else params.stop or [],
                 "include_stop": params.include_stop_str_in_output,
                 "skip_special_tokens": params.skip_special_tokens,
                 "final_only": params.output_kind is RequestOutputKind.FINAL_ONLY,

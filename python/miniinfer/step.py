@@ -37,8 +37,8 @@ class StepHeader:
 class StepBuffers:
     """One slot's arrays. Their addresses never change; each step uses the first part of each.
 
-    The core writes the inputs in `plan`, `write_samples` writes what was sampled, and the core reads
-    it in `commit`. Shapes and dtypes are those of `ForwardBatch` and `SamplingBatch`.
+    The core writes the inputs in `plan`, `write_samples` writes what was sampled, and the core
+    reads it in `commit`. Shapes and dtypes are those of `ForwardBatch` and `SamplingBatch`.
     """
 
     def __init__(self, core: Core, slot: int, device: torch.device) -> None:

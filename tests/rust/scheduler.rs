@@ -235,7 +235,7 @@ impl World {
             request
                 .got
                 .extend(delivered.by_ref().take(entry.num_tokens as usize));
-            request.ended = entry.end.clone();
+            request.ended.clone_from(&entry.end);
         }
         assert_eq!(delivered.next(), None, "each token belongs to an entry");
         tokens

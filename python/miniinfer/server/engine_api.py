@@ -117,6 +117,7 @@ class Tokenizer(Protocol):
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,

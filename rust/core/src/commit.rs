@@ -125,7 +125,7 @@ impl Engine {
             self.output.top_ids.extend(ids);
             self.output
                 .top_logprobs
-                .extend(arrays.top_logprobs[top].iter().map(|p| p.get()));
+                .extend(arrays.top_logprobs[top].iter().map(std::cell::Cell::get));
         }
         match stop {
             Some(StopKind::Eos) => Fate::End(EndReason::Eos(token)),

@@ -47,7 +47,7 @@ pub struct LogitEdits {
 impl LogitEdits {
     /// The table of a request, or `None` if its logits are never changed.
     pub fn new(prompt: &[u32], params: &SamplingSpec, eos: &[u32]) -> Option<Box<Self>> {
-        let repeats = params.repetition_penalty != 1.0;
+        let repeats = params.repetition_penalty.to_bits() != 1f32.to_bits();
         let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 || repeats;
         let lasting = counts || !params.logit_bias.is_empty();
         if !lasting && params.min_tokens == 0 {

@@ -173,7 +173,7 @@ impl Engine {
                     first,
                     request,
                     arrival,
-                } => self.add(first, *request, arrival),
+                } => self.add(first, &request, arrival),
                 Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort)),
                 Command::Stop(id) => self.end_by_id(id, None),
                 Command::Pause(id) => self.set_paused(id, true),
@@ -184,11 +184,11 @@ impl Engine {
         }
     }
 
-    fn add(&mut self, first: RequestId, request: NewRequest, arrival: Arrival) {
+    fn add(&mut self, first: RequestId, request: &NewRequest, arrival: Arrival) {
         let n = request.n;
         let extra_keys: Arc<[ExtraKey]> = request.extra_keys.as_slice().into();
         let edits = LogitEdits::new(&request.prompt, &request.sampling, &self.eos);
-        let max_len = self.max_len(&request);
+        let max_len = self.max_len(request);
         for choice in 0..n {
             let mut params = request.sampling.clone();
             params.seed = noise::choice_seed(params.seed, choice);

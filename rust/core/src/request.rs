@@ -284,7 +284,7 @@ impl NewRequest {
     }
 }
 
-fn parameter(name: &'static str, limit: &str, value: impl ToString) -> SubmitError {
+fn parameter(name: &'static str, limit: &str, value: impl std::fmt::Display) -> SubmitError {
     SubmitError::Parameter {
         name,
         limit: limit.into(),

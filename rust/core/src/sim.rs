@@ -56,7 +56,7 @@ impl ShadowModel {
     /// Runs a planned step: fills the cache and `sampled`.
     pub fn forward(&mut self, arrays: &StepArrays<'_>) {
         let field = |at: usize| arrays.header[at].get() as usize;
-        let mut digests = vec![0; field(header::NUM_TOKENS)];
+        let mut digests = Vec::with_capacity(field(header::NUM_TOKENS));
         for seq in 0..field(header::NUM_SEQS) {
             let table = &arrays.block_table[arrays.rows[seq].get() as usize * self.max_blocks..];
             let (from, to) = (
@@ -69,8 +69,9 @@ impl ShadowModel {
                     let block = table[p / self.block_size].get() as usize;
                     self.cache[block * self.block_size + p % self.block_size]
                 });
-                digests[at] = extend(before, arrays.token_ids[at].get() as u32);
-                self.cache[arrays.slot_mapping[at].get() as usize] = digests[at];
+                let digest = extend(before, arrays.token_ids[at].get() as u32);
+                digests.push(digest);
+                self.cache[arrays.slot_mapping[at].get() as usize] = digest;
             }
             let last = arrays.positions[to as usize - 1].get();
             assert_eq!(

@@ -23,11 +23,10 @@ fn get<T: Element>(arrays: &Bound<'_, PyDict>, name: &str) -> PyResult<PyBuffer<
 
 /// The items of a buffer, as cells that Python code may look at between calls.
 pub fn cells<'a, T: Element>(
-    py: Python<'a>,
+    _attached: Python<'a>,
     buffer: &'a PyBuffer<T>,
     name: &str,
 ) -> PyResult<&'a [Cell<T>]> {
-    let _attached: Python<'a> = py;
     let items = buffer
         .as_slice_ptr()
         .filter(|_| !buffer.readonly())

@@ -132,6 +132,10 @@ impl Engine {
     }
 
     /// Writes a planned step's logit edits; returns how many.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "arguments from Python are owned"
+    )]
     fn logit_edits(
         &self,
         py: Python<'_>,

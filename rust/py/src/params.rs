@@ -9,6 +9,10 @@ use pyo3::prelude::*;
 
 /// What `submit` takes beside the prompt, as a dict of these names. All but `temperature` have defaults.
 #[derive(FromPyObject)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the names of keyword arguments"
+)]
 #[pyo3(from_item_all)]
 pub struct SubmitParams {
     #[pyo3(default = 1)]

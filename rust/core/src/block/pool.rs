@@ -193,7 +193,7 @@ mod tests {
     fn a_pool_without_blocks_is_empty() {
         let mut pool = BlockPool::new(0);
         pool.take_front(0, &mut Vec::new());
-        assert_eq!(pool.free_list().expect("well formed"), []);
+        assert!(pool.free_list().expect("well formed").is_empty());
     }
 
     #[test]
