@@ -1,13 +1,10 @@
 """What several test files need: real tokenizers, the built-in model, small engines."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 # Set before anything imports transformers or huggingface_hub: no test may reach for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
