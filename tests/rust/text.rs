@@ -5,6 +5,8 @@
 mod bugs;
 #[path = "text/decode.rs"]
 mod decode;
+#[path = "text/hostile.rs"]
+mod hostile;
 #[path = "text/stops.rs"]
 mod stops;
 #[path = "text/streams.rs"]

@@ -84,3 +84,6 @@ def test_statistics_line():
         "KV cache 50.0%, prefix hits 40.0%"
     )
     assert "prefix hits 0.0%" in describe({}, {}, 1.0)
+    preempting = describe({"num_preemptions": 1}, {"num_preemptions": 4}, 1.0)
+    assert "3 preemptions: raise --kv-cache-memory or lower --max-num-seqs" in preempting
+    assert "preemptions" not in describe({"num_preemptions": 4}, {"num_preemptions": 4}, 1.0)

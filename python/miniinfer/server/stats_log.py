@@ -37,7 +37,7 @@ def describe(before: Mapping[str, Any], now: Mapping[str, Any], seconds: float) 
 
     queries = gain("prefix_cache_queries")
     hit_rate = gain("prefix_cache_hits") / queries if queries else 0.0
-    return (
+    line = (
         f"running {now.get('num_requests_running', 0)}, "
         f"waiting {now.get('num_requests_waiting', 0)}, "
         f"prompt {gain('prompt_tokens') / seconds:.1f} tokens/s, "
@@ -45,3 +45,10 @@ def describe(before: Mapping[str, Any], now: Mapping[str, Any], seconds: float) 
         f"KV cache {100 * kv_usage(now):.1f}%, "
         f"prefix hits {100 * hit_rate:.1f}%"
     )
+    preemptions = int(gain("num_preemptions"))
+    if preemptions:
+        line += (
+            f"; {preemptions} preemptions: raise --kv-cache-memory or lower --max-num-seqs to "
+            "compute nothing twice"
+        )
+    return line
