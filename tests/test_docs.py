@@ -225,7 +225,7 @@ def test_the_commands_are_understood(command):
 
     words = shlex.split(command)[1:]
     if words[-1] == "--help":
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             build_parser().parse_args(words)
     else:
         build_parser().parse_args(words)
