@@ -237,7 +237,7 @@ pub fn all() -> Vec<Pair> {
         .collect()
 }
 
-/// Each `*.json` in the folder named by `MINIINFER_TOKENIZERS`; none without the variable.
+/// Each `NAME/tokenizer.json` in the folder named by `MINIINFER_TOKENIZERS`; none without the variable.
 pub fn real() -> Vec<Pair> {
     let Some(folder) = std::env::var_os("MINIINFER_TOKENIZERS") else {
         println!("MINIINFER_TOKENIZERS is not set: synthetic tokenizers only");
@@ -245,16 +245,13 @@ pub fn real() -> Vec<Pair> {
     };
     let mut files: Vec<PathBuf> = std::fs::read_dir(&folder)
         .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "json")
-        })
+        .map(|entry| entry.unwrap().path().join("tokenizer.json"))
+        .filter(|path| path.is_file())
         .collect();
     files.sort();
     assert!(
         !files.is_empty(),
-        "{} holds no .json file",
+        "{} holds no NAME/tokenizer.json",
         folder.display()
     );
     files
