@@ -85,7 +85,14 @@ pub struct Engine {
     pub(crate) admission_closed: bool,
     /// No running request has a greater priority number.
     pub(crate) least_urgent: i32,
-    pub(crate) priorities: Vec<i32>,
+    /// Requests that were passed over too often, waiting at the time; ended ones are dropped when met.
+    pub(crate) overdue: Vec<RequestId>,
+    /// Requests that the plan under way may still pass over.
+    pub(crate) skips: u32,
+    /// Tokens of decodes that were preempted in the plan under way.
+    pub(crate) refund: u32,
+    /// Blocks that the decoding requests may still come to need, if the plan under way has asked.
+    pub(crate) growth: Option<u32>,
     pub(crate) step: u64,
     pub(crate) next_sequence: u64,
     pub(crate) cost: StepCost,
@@ -118,7 +125,10 @@ impl Engine {
             grants: Vec::new(),
             admission_closed: false,
             least_urgent: i32::MIN,
-            priorities: Vec::new(),
+            overdue: Vec::new(),
+            skips: 0,
+            refund: 0,
+            growth: None,
             step: 0,
             next_sequence: 0,
             cost: StepCost::default(),
@@ -382,7 +392,7 @@ impl Engine {
         self.counters
             .e2e_request_latency
             .observe(now - request.arrived);
-        self.release_followers(request.followers);
+        self.hand_over(&request.followers);
     }
 
     fn free_row(&mut self, row: u32) {
@@ -392,7 +402,27 @@ impl Engine {
         }
     }
 
-    /// The prompt of these choices is computed, or their leader is gone: they may be admitted.
+    /// The leader of these choices is gone before the prompt was computed: the next one leads.
+    fn hand_over(&mut self, followers: &[RequestId]) {
+        let find = |&id: &RequestId| self.table.find(id);
+        let Some(first) = followers.iter().position(|id| find(id).is_some()) else {
+            return;
+        };
+        let (leader, rest) = (followers[first], &followers[first + 1..]);
+        for id in rest {
+            if let Some(index) = self.table.find(*id) {
+                self.table.get_mut(index).leader = Some(leader);
+            }
+        }
+        let index = self.table.find(leader).expect("invariant: just found");
+        let request = self.table.get_mut(index);
+        request.leader = None;
+        request.followers = rest.to_vec();
+        self.num_following -= 1;
+        self.enqueue(index);
+    }
+
+    /// The prompt of these choices is computed: they may be admitted.
     pub(crate) fn release_followers(&mut self, followers: Vec<RequestId>) {
         for id in followers {
             if let Some(index) = self.table.find(id) {
@@ -415,20 +445,24 @@ impl Engine {
         let request = self.table.get_mut(index);
         let mut table = std::mem::take(&mut request.table);
         let row = std::mem::replace(&mut request.row, NO_ROW);
+        self.refund += std::mem::take(&mut request.scheduled);
+        self.growth = None;
         request.computed = 0;
-        request.scheduled = 0;
         request.registered = 0;
         request.chain = request.root;
         request.drafts.clear();
-        request.preemptions += 1;
         let paused = request.paused;
+        request.preemptions += u32::from(!paused);
         self.blocks.release(&table);
         table.clear();
         self.table.get_mut(index).table = table;
         self.free_row(row);
         self.counters.preemptions += 1;
         if paused {
-            self.table.get_mut(index).state = State::Parked;
+            let request = self.table.get_mut(index);
+            request.state = State::Parked;
+            let followers = std::mem::take(&mut request.followers);
+            self.hand_over(&followers);
         } else {
             self.enqueue(index);
         }

@@ -148,20 +148,34 @@ impl<H: TokenHash> BlockManager<H> {
         uid == key.uid && uid != 0
     }
 
+    /// References held on a block.
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.pool.references(block)
+    }
+
+    /// The full blocks at the start of `tokens`, at most `max_blocks`, that are cached below `root`.
+    pub fn cached<'a>(
+        &'a self,
+        root: ChainKey,
+        tokens: &'a [u32],
+        max_blocks: usize,
+    ) -> impl Iterator<Item = BlockId> + 'a {
+        let contents = tokens
+            .chunks_exact(self.block_size as usize)
+            .take(max_blocks);
+        contents.scan(root, |end, content| {
+            let block = self.child(*end, content)?;
+            *end = self.index.key(block);
+            Some(block)
+        })
+    }
+
     /// How many of the full blocks of `tokens`, at most `max_blocks`, are cached below `root`. Changes nothing.
     ///
     /// At least one token must be left to compute: pass `(tokens.len() - 1) / block_size` for a prompt.
     pub fn lookup(&self, root: ChainKey, tokens: &[u32], max_blocks: usize) -> PrefixMatch {
         let mut found = PrefixMatch::default();
-        let mut end = root;
-        for content in tokens
-            .chunks_exact(self.block_size as usize)
-            .take(max_blocks)
-        {
-            let Some(block) = self.child(end, content) else {
-                break;
-            };
-            end = self.index.key(block);
+        for block in self.cached(root, tokens, max_blocks) {
             found.blocks += 1;
             found.free += u32::from(self.pool.references(block) == 0);
         }
