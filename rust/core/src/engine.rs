@@ -97,6 +97,8 @@ pub struct Engine {
     pub(crate) next_sequence: u64,
     pub(crate) cost: StepCost,
     pub(crate) counters: Counters,
+    /// Messages that came while a step was in flight.
+    pub(crate) deferred: Vec<Command>,
     pub(crate) num_paused: usize,
     pub(crate) num_following: usize,
     pub(crate) num_ended: u64,
@@ -133,6 +135,7 @@ impl Engine {
             next_sequence: 0,
             cost: StepCost::default(),
             counters: Counters::default(),
+            deferred: Vec::new(),
             num_paused: 0,
             num_following: 0,
             num_ended: 0,
@@ -175,8 +178,13 @@ impl Engine {
         std::mem::swap(into, &mut self.output);
     }
 
-    /// Takes messages in. They come before each plan, from an [`crate::inbox`].
+    /// Takes messages in. They come before each plan, from an [`crate::inbox`]; those that come while a
+    /// step is in flight wait for its end, as the step's results are for the requests it was planned with.
     pub fn apply(&mut self, commands: impl IntoIterator<Item = Command>) {
+        if self.slots.iter().any(|slot| slot.in_flight) {
+            self.deferred.extend(commands);
+            return;
+        }
         for command in commands {
             match command {
                 Command::Add {
@@ -191,6 +199,14 @@ impl Engine {
                 Command::Draft(id, drafts) => self.set_drafts(id, drafts),
                 Command::ResetPrefixCache => self.blocks.reset(),
             }
+        }
+    }
+
+    /// Takes in what came while a step was in flight.
+    pub(crate) fn apply_deferred(&mut self) {
+        if !self.deferred.is_empty() {
+            let deferred = std::mem::take(&mut self.deferred);
+            self.apply(deferred);
         }
     }
 
@@ -478,6 +494,7 @@ impl Engine {
             self.end(entry.index, Some(EndReason::Error(reason.clone())));
         }
         self.slots[slot].planned = planned;
+        self.apply_deferred();
         Ok(())
     }
 
@@ -486,6 +503,7 @@ impl Engine {
         for slot in &mut self.slots {
             slot.in_flight = false;
         }
+        self.apply_deferred();
         let reason: Arc<str> = reason.into();
         let indices: Vec<u32> = self.table.iter().map(|(index, _)| index).collect();
         for index in indices {

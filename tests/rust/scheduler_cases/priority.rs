@@ -103,23 +103,25 @@ fn nothing_is_preempted_in_vain() {
 #[test]
 fn shared_blocks_of_victims_are_counted_once() {
     let mut world = World::new(EngineConfig {
+        block_size: 16,
         num_blocks: 16,
-        max_model_len: 64,
-        ..rows(4)
+        max_num_batched_tokens: 128,
+        max_model_len: 256,
+        ..rows(5)
     });
-    let peer = world.submit(at(0, ask(prompt(1, 20), 20)));
+    let peer = world.submit(at(0, ask(prompt(1, 80), 20)));
     world.step();
-    let common = prompt(2, 17);
+    // Five blocks each, four of them shared: seven in all, and four are free.
+    let common = prompt(2, 65);
     for _ in 0..3 {
-        world.submit(at(1, ask(common.clone(), 3)));
+        world.submit(at(1, ask(common.clone(), 12)));
         world.step();
     }
-    let urgent = world.submit(at(0, ask(prompt(3, 44), 2)));
-    for _ in 0..16 {
+    let urgent = world.submit(at(0, ask(prompt(3, 176), 2)));
+    while !world.has_ended(peer) {
         world.step();
+        assert_eq!(world.stats().counters.preemptions, 0);
     }
-    assert!(!world.has_ended(peer));
-    assert_eq!(world.stats().counters.preemptions, 0);
     world.run(100);
     world.assert_complete(urgent);
     world.assert_all_complete();

@@ -82,18 +82,22 @@ impl World {
         request
             .validate(config.max_model_len, config.max_logprobs)
             .expect("a valid request");
-        let (prompt, n) = (request.prompt.clone(), request.n);
-        let max_tokens = request.sampling.max_tokens;
-        let first = self.sim.submit(request);
+        let n = request.n;
+        let first = self.sim.submit(request.clone());
         for id in first..first + u64::from(n) {
-            let got = Got {
-                prompt: prompt.clone(),
-                max_tokens,
-                ..Got::default()
-            };
-            self.got.insert(id, got);
+            self.know(id, &request);
         }
         first
+    }
+
+    /// Awaits what a request gets that was sent under this id.
+    pub fn know(&mut self, id: RequestId, request: &NewRequest) {
+        let got = Got {
+            prompt: request.prompt.clone(),
+            max_tokens: request.sampling.max_tokens,
+            ..Got::default()
+        };
+        self.got.insert(id, got);
     }
 
     pub fn send(&mut self, command: Command) {

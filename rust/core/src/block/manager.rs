@@ -295,6 +295,17 @@ impl<H: TokenHash> BlockManager<H> {
         }
     }
 
+    /// Gives back one reference to each of these blocks, whose content is not to be trusted: those that nobody else
+    /// holds can no longer be found.
+    pub fn discard(&mut self, blocks: &[BlockId]) {
+        for &block in blocks.iter().rev() {
+            if self.pool.references(block) == 1 && self.index.contains(block) {
+                self.forget(block);
+            }
+            self.release_one(block);
+        }
+    }
+
     /// Forgets all cached content, as when the weights change. Blocks in use stay with their holders but can no longer
     /// be found, and every key given out so far is dead: what was computed before never meets what is computed after.
     pub fn reset(&mut self) {
@@ -340,6 +351,23 @@ impl<H: TokenHash> BlockManager<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn discarded_blocks_are_found_only_while_others_hold_them() {
+        let mut manager = BlockManager::new(4, 1, true);
+        let root = manager.root(&[]);
+        let (mut table, mut other) = (Vec::new(), Vec::new());
+        manager.allocate(2, &mut table).expect("four are free");
+        let (key, _) = manager.register(root, table[0], &[1]);
+        manager.register(key, table[1], &[2]);
+        manager.acquire(root, &[1], 1, &mut other);
+        manager.discard(&table);
+        assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 1);
+        assert_eq!((manager.num_free(), manager.num_cached_free()), (3, 0));
+        manager.discard(&other);
+        assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 0);
+        manager.check(std::iter::empty()).expect("sound");
+    }
 
     #[test]
     fn a_shared_block_whose_registered_parent_was_evicted_is_registered_anew() {
