@@ -20,12 +20,16 @@ fn a_failed_step_ends_the_requests_in_it_and_no_other() {
     let first = world.submit(ask(prompt(1, 8), 10));
     world.steps(3);
     let second = world.submit(ask(prompt(2, 60), 10));
-    let waiting = world.submit(ask(prompt(3, 8), 10));
     world.step();
+    let waiting = world.submit(ask(prompt(3, 8), 10));
     world.fail_step("out of memory");
     for id in [first, second] {
         let end = world.got[&id].end.clone();
-        assert_eq!(end, Some(EndReason::Error("out of memory".into())));
+        assert_eq!(
+            end,
+            Some(EndReason::Error("out of memory".into())),
+            "request {id}"
+        );
     }
     let expected = world.expected(first);
     assert_eq!(
