@@ -90,7 +90,7 @@ impl Engine {
         request.last_skip_step = self.step;
         request.skipped_steps += 1;
         let limit = self.config.max_skipped_steps;
-        if request.skipped_steps == limit.saturating_add(1) {
+        if request.skipped_steps == limit.max(1) {
             self.overdue.push(request.id);
         }
         self.skips = self.skips.saturating_sub(1);
@@ -137,7 +137,7 @@ impl Engine {
     fn seems_too_big(&mut self, index: u32, urgent: bool) -> bool {
         let request = self.table.get(index);
         let (bare, preemptions) = (request.blocks_needed, request.preemptions);
-        let overdue = request.skipped_steps > self.config.max_skipped_steps;
+        let overdue = request.skipped_steps >= self.config.max_skipped_steps.max(1);
         if self.num_running() == 0 || overdue || self.step.is_multiple_of(RELOOK_STEPS) {
             return false;
         }

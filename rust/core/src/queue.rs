@@ -3,8 +3,8 @@
 //! Priority classes first; within a class tenants take turns (deficit round robin, Shreedhar and
 //! Varghese, SIGCOMM 1995); within a tenant the smallest key goes first. A key is the tenant's clock
 //! (prefill tokens it had been given) at the request's arrival plus the tokens the request still lacks.
-//! Among requests that came together this is shortest remaining first; a request that lacks R tokens
-//! is overtaken by at most R tokens of work that arrived after it, so nothing starves.
+//! Among requests that came together this is shortest remaining first; and nothing that comes once the
+//! tenant was given R more tokens goes before a request that lacked R, so nothing starves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_request_is_overtaken_only_by_its_own_length() {
+    fn what_comes_after_the_length_of_a_request_was_given_does_not_overtake_it() {
         let mut queue = PrefillQueue::default();
         let tenant = queue.join(&"".into());
         queue.insert(0, tenant, Kind::Waiting, (1000, 0, 0));
