@@ -6,11 +6,11 @@ use miniinfer_core::request::RequestId;
 use crate::world::{World, ask, config, prompt, tagged};
 
 /// Two running requests of 6 blocks each out of 16, for 40 steps, so that 50 tokens do not fit.
-fn crowded(config: EngineConfig) -> World {
+fn crowded(config: &EngineConfig) -> World {
     let mut world = World::new(EngineConfig {
         num_blocks: 16,
         max_model_len: 64,
-        ..config
+        ..config.clone()
     });
     for kind in 0..2 {
         world.submit(ask(prompt(900 + kind, 4), 20));
@@ -21,7 +21,7 @@ fn crowded(config: EngineConfig) -> World {
 
 #[test]
 fn small_requests_pass_a_big_one_that_does_not_fit() {
-    let mut world = crowded(config());
+    let mut world = crowded(&config());
     let big = world.submit(ask(prompt(1, 50), 2));
     let small = world.submit(ask(prompt(2, 6), 2));
     world.steps(2);
@@ -33,7 +33,7 @@ fn small_requests_pass_a_big_one_that_does_not_fit() {
 #[test]
 fn a_step_passes_over_so_many_and_no_more() {
     for max_skips in 0..6 {
-        let mut world = crowded(EngineConfig {
+        let mut world = crowded(&EngineConfig {
             max_skips,
             ..config()
         });
@@ -53,7 +53,7 @@ fn a_step_passes_over_so_many_and_no_more() {
 /// A tenant that had several turns in one step was counted as passed over in each.
 #[test]
 fn a_request_is_passed_over_once_a_step() {
-    let mut world = crowded(EngineConfig {
+    let mut world = crowded(&EngineConfig {
         max_skips: 2,
         max_num_batched_tokens: 64,
         ..config()
@@ -73,7 +73,7 @@ fn a_request_is_passed_over_once_a_step() {
 
 #[test]
 fn after_so_many_steps_nothing_is_admitted_before_it() {
-    let mut world = crowded(EngineConfig {
+    let mut world = crowded(&EngineConfig {
         max_skipped_steps: 3,
         ..config()
     });

@@ -82,10 +82,10 @@ impl World {
         request
             .validate(config.max_model_len, config.max_logprobs)
             .expect("a valid request");
-        let n = request.n;
-        let first = self.sim.submit(request.clone());
+        let (n, asked) = (request.n, request.clone());
+        let first = self.sim.submit(request);
         for id in first..first + u64::from(n) {
-            self.know(id, &request);
+            self.know(id, &asked);
         }
         first
     }
