@@ -51,7 +51,7 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    fn send(&mut self, sim: &mut Simulation, count: usize) {
+    fn send(&mut self, sim: &mut Simulation, count: usize, first_tenant: u8) {
         let max_len = sim.engine.config().max_model_len;
         for other in self.others.by_ref().take(count) {
             let mut prompt = other.prompt;
@@ -61,7 +61,7 @@ impl Stream<'_> {
             self.sent += 1;
             let output = other.output.min(max_len - prompt);
             let prompt = (0..prompt).map(|at| at * self.sent % VOCAB).collect();
-            let tenant = other.tenant.to_string();
+            let tenant = other.tenant.max(first_tenant).to_string();
             let id = sim.submit(request(prompt, output, &tenant, other.less_urgent.into()));
             if other.paused {
                 sim.send(Command::Pause(id));
@@ -72,7 +72,7 @@ impl Stream<'_> {
 
 /// In steps, with all that can go against a request:
 ///
-/// * The turn of its tenant comes after that of each other tenant: four rows must come free. A row is held for
+/// * The turn of its tenant comes after that of each other tenant: three rows must come free, and one for it. A row is held for
 ///   no longer than its request computes, one token a step at the least: twice the longest sequence.
 /// * It is passed over for the allowed number of steps, and then waits until those that run have ended, one
 ///   after the other if they preempt each other.
@@ -101,14 +101,15 @@ proptest! {
         let mut sim = Simulation::new(config, vec![], VOCAB).expect("a valid configuration");
         let mut stream = Stream { others: others.iter().cycle(), sent: 0, shortest: prompt };
         for _ in 0..before {
-            stream.send(&mut sim, 1);
+            // Its own tenant's earlier requests would go first, however many they are.
+            stream.send(&mut sim, 1, 1);
             sim.step().expect("the protocol is kept");
         }
         let prompt: Vec<u32> = (0..prompt).map(|at| at * 13 % VOCAB).collect();
         let id = sim.submit(request(prompt.clone(), output, "0", 0));
         let (mut got, mut steps) = (Vec::new(), 0);
         while got.len() < output as usize {
-            stream.send(&mut sim, rate);
+            stream.send(&mut sim, rate, 0);
             sim.step().expect("the protocol is kept");
             let mut tokens = sim.output.tokens.iter().copied();
             for entry in &sim.output.entries {
