@@ -428,7 +428,11 @@ class TestStream:
             assert "".join(delta.text for delta in deltas) == whole.text
             assert sum((delta.token_ids for delta in deltas), []) == whole.token_ids
             logprobs = sum((delta.outputs[0].logprobs or [] for delta in deltas), [])
-            assert logprobs == whole.outputs[0].logprobs
+            # Numbers may differ in the last bit: the prefix cache spares the second run a chunk.
+            for row, expected in zip(logprobs, whole.outputs[0].logprobs or [], strict=True):
+                assert list(row) == list(expected)
+                for token in row:
+                    assert row[token].logprob == pytest.approx(expected[token].logprob, abs=1e-4)
             assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
             assert len(deltas) > 10
 
@@ -492,7 +496,7 @@ class TestChat:
             )
             assert output.prompt_token_ids == llm.get_tokenizer().encode(text)
 
-    @pytest.mark.parametrize("bad", [[[]], [["text"]], "text", ["text"], [5]])
+    @pytest.mark.parametrize("bad", [[[]], [["text"]], "text", ["text"], [[5]]])
     def test_what_is_no_conversation(self, llm: LLM, bad: Any) -> None:
         with pytest.raises(ValueError, match="message"):
             llm.chat(bad, greedy())

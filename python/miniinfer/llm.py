@@ -108,17 +108,16 @@ class LLM:
         A conversation is a list of messages with `role` and `content`. `chat_template_kwargs` go to
         the template, as `enable_thinking` does. Raises `ChatTemplateError` where it cannot render.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
             self.llm_engine.tokenizer.encode_chat(
-                [dict(message) for message in conversation],  # type: ignore[arg-type]
+                conversation,
                 tools=tools,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **(chat_template_kwargs or {}),
             )
-            for conversation in conversations
+            for conversation in _conversations(messages)
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -262,6 +261,19 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, bytes) or (many and isinstance(many[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return many  # type: ignore[return-value]
+
+
+def _conversations(messages: Sequence[Any]) -> list[list[dict[str, Any]]]:
+    several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    for conversation in several:
+        for message in [conversation] if isinstance(conversation, str) else conversation:
+            if not isinstance(message, Mapping):
+                raise ParameterError(
+                    "messages",
+                    "messages must be a list of mappings with role and content, or a list of such "
+                    f"lists; got {message!r} for a message",
+                )
+    return [[dict(message) for message in conversation] for conversation in several]
 
 
 def _items(given: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
