@@ -262,9 +262,7 @@ class TestParameters:
     def test_parameters_of_one_do_not_touch_another(self, own: Callable[..., LLM]) -> None:
         """Penalties and biases on some rows of a batch only, whoever comes first or leaves first."""
         llm = own()
-        edited = greedy(
-            16, repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5
-        )
+        edited = greedy(16, repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
         expected = llm.generate("Paris Paris", edited)[0].token_ids
         plain = llm.generate("other", greedy(16))[0].token_ids
         assert expected != llm.generate("Paris Paris", greedy(16))[0].token_ids
@@ -634,9 +632,7 @@ class TestFailures:
         outputs = llm.generate(["a", "b", "c"], greedy())
         for output in outputs[:2]:
             assert output.stop_reason == "error"
-            assert output.outputs[0].error == (
-                "the forward pass failed: RuntimeError: no memory"
-            )
+            assert output.outputs[0].error == ("the forward pass failed: RuntimeError: no memory")
             assert len(output.token_ids) == 2
         assert outputs[2].token_ids == expected
         assert outputs[2].stop_reason == "max_tokens"
