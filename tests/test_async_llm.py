@@ -250,7 +250,7 @@ class TestSlowReaders:
         await asyncio.sleep(0.05)
         pieces = [each async for each in unread]
         assert "".join(each.text for each in pieces) == expected[0]
-        assert sum((each.token_ids for each in pieces), []) == expected[1]
+        assert [token for each in pieces for token in each.token_ids] == expected[1]
         assert pieces[-1].finish_reason == expected[2]
         # What waited was merged, so a late reader is not a hundred wake-ups late.
         assert len(pieces) < 20
@@ -296,9 +296,9 @@ def break_down(llm: AsyncLLM, error: BaseException | None = None) -> None:
     """From now on every forward pass fails."""
 
     def fail(buffers: Any) -> None:
+        llm.engine._failures = 2
         raise error or RuntimeError("the device is gone")
 
-    llm.engine._failures = 2
     llm.engine.runner.run = fail  # type: ignore[method-assign]
 
 
@@ -454,7 +454,8 @@ async def test_a_storm_leaves_nothing(make: Make) -> None:
         if isinstance(each, BaseException) and not isinstance(each, asyncio.CancelledError)
     ]
     assert not failed
-    del results, tasks
+    # Their tracebacks hold streams.
+    del results, tasks, task
     gc.collect()
     await until_idle(llm)
     stats = llm.stats()

@@ -260,7 +260,7 @@ class TestParameters:
             assert output.outputs[0].finish_reason == "stop"
 
     def test_parameters_of_one_do_not_touch_another(self, own: Callable[..., LLM]) -> None:
-        """Penalties and biases on some rows of a batch only, whoever comes first or leaves first."""
+        """Penalties on some rows of a batch only, whoever comes first or leaves first."""
         llm = own()
         edited = greedy(16, repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
         expected = llm.generate("Paris Paris", edited)[0].token_ids
@@ -309,7 +309,7 @@ def penalised(logits: list[float], prompt: set[int], params: SamplingParams) -> 
 def test_penalties_over_constant_logits(
     own: Callable[..., LLM], fields: dict[str, float], blocks: int
 ) -> None:
-    """Repetition sees prompt and output, the others the output alone, and preemption forgets none."""
+    """Repetition sees prompt and output, the others the output; preemption forgets none."""
     logits = [-3.0 - 0.001 * token for token in range(tiny.VOCAB)]
     for token, value in ((7, 9.1), (8, 8.3), (9, 7.6), (10, 6.2)):
         logits[token] = value
@@ -424,8 +424,8 @@ class TestStream:
             [whole] = llm.generate(prompt, greedy(40, logprobs=1))
             deltas = list(llm.stream(prompt, greedy(40, logprobs=1)))
             assert "".join(delta.text for delta in deltas) == whole.text
-            assert sum((delta.token_ids for delta in deltas), []) == whole.token_ids
-            logprobs = sum((delta.outputs[0].logprobs or [] for delta in deltas), [])
+            assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids
+            logprobs = [row for delta in deltas for row in delta.outputs[0].logprobs or []]
             # Numbers may differ in the last bit: the prefix cache spares the second run a chunk.
             for row, expected in zip(logprobs, whole.outputs[0].logprobs or [], strict=True):
                 assert list(row) == list(expected)

@@ -1,5 +1,6 @@
 """The step loop driven by hand: requests added, aborted and read in every state."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,9 @@ def test_kinds_of_output(make: Any) -> None:
     assert len(final.token_ids) == 10
     deltas, whole = outputs["DELTA"], outputs["CUMULATIVE"]
     assert "".join(output.text for output in deltas) == final.text
-    assert sum((output.token_ids for output in deltas), []) == final.token_ids
+    assert [token for output in deltas for token in output.token_ids] == final.token_ids
     assert whole[-1].outputs == final.outputs
-    for shorter, longer in zip(whole, whole[1:], strict=False):
+    for shorter, longer in itertools.pairwise(whole):
         assert longer.text.startswith(shorter.text)
         assert longer.token_ids[: len(shorter.token_ids)] == shorter.token_ids
         assert len(longer.token_ids) > len(shorter.token_ids)

@@ -87,7 +87,10 @@ class Stream:
         while not mailbox.deltas:
             if mailbox.running == 0:
                 raise StopAsyncIteration
-            mailbox.waiter = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            # A stream may outlive the loop that it was submitted in.
+            self._owner._attach(loop)
+            mailbox.waiter = loop.create_future()
             try:
                 await mailbox.waiter
             finally:

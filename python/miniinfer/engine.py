@@ -200,7 +200,7 @@ class Engine:
                 return False
             self.runner.run(buffers)
         except BaseException as error:
-            # A KeyboardInterrupt may come right after the plan; without one there is no step to end.
+            # An interrupt may come right after the plan; without a plan there is no step to end.
             with contextlib.suppress(RuntimeError):
                 core.fail_step(buffers.slot, f"the forward pass failed: {_describe(error)}")
             if not isinstance(error, Exception):
