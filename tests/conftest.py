@@ -29,6 +29,14 @@ def builtin_gguf() -> Path:
     return ensure_builtin(progress=False)
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random model with a byte-level tokenizer; read it, do not write to it."""
+    import tiny
+
+    return tiny.write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
 @pytest.fixture(autouse=True)
 def _no_leftover_threads() -> Iterator[None]:
     """An engine that a test forgot would slow down, or break, the tests after it."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -29,30 +30,63 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_tiny_llama(folder: Path, seed: int = 0, **overrides: object) -> Path:
-    """A random model of two layers; weights large enough that its greedy choices are clear."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """A random model of two layers; weights large enough that its greedy choices are clear.
 
-    settings = {
+    `overrides` are for its config.json. Written by hand: transformers takes long to import.
+    """
+    from safetensors.torch import save_file
+
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "float32",
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
         "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
         "eos_token_id": EOS,
         "bos_token_id": None,
-        "pad_token_id": None,
         "tie_word_embeddings": False,
-        "initializer_range": 0.3,
-    }
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
+    } | overrides
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = _random_weights(config, torch.Generator().manual_seed(seed))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder)
     return folder
+
+
+def _random_weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    values = config["num_key_value_heads"] * config["head_dim"]
+    matrices = {"model.embed_tokens": (config["vocab_size"], hidden)}
+    if not config["tie_word_embeddings"]:
+        matrices["lm_head"] = (config["vocab_size"], hidden)
+    norms = ["model.norm"]
+    for layer in (f"model.layers.{index}" for index in range(config["num_hidden_layers"])):
+        matrices |= {
+            f"{layer}.self_attn.q_proj": (queries, hidden),
+            f"{layer}.self_attn.k_proj": (values, hidden),
+            f"{layer}.self_attn.v_proj": (values, hidden),
+            f"{layer}.self_attn.o_proj": (hidden, queries),
+            f"{layer}.mlp.gate_proj": (inner, hidden),
+            f"{layer}.mlp.up_proj": (inner, hidden),
+            f"{layer}.mlp.down_proj": (hidden, inner),
+        }
+        norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
+    weights = {
+        f"{name}.weight": 0.3 * torch.randn(shape, generator=generator)
+        for name, shape in matrices.items()
+    }
+    return weights | {f"{name}.weight": torch.ones(hidden) for name in norms}
 
 
 def greedy_reference(folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:

@@ -12,7 +12,10 @@ __version__: str
 _RawBytes: TypeAlias = bytes
 
 class RequestError(ValueError):
-    """A request that was refused; `args` are the message and the parameter at fault."""
+    """A request that was refused."""
+
+    param: str
+    """The parameter at fault."""
 
 class EngineDeadError(RuntimeError):
     """The engine has stopped and takes no more requests."""

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 _MAILBOX = 2
 """Deltas that wait in Python before the core is asked to keep, and merge, what follows."""
 
+_LAST_WORDS_SECONDS = 10.0
+"""How long the text thread may take to tell readers that the engine was closed."""
+
 
 class _Mailbox:
     """What the loop's callback leaves for one request's reader."""
@@ -47,6 +50,11 @@ class _Mailbox:
             self.held = True
             self.submission.hold()
         self.notify()
+
+    def release(self) -> None:
+        """Keep nothing back in the core from now on: it is about to end."""
+        self.held = True
+        self.submission.resume()
 
     def take(self) -> Delta:
         delta = self.deltas.popleft()
@@ -74,10 +82,15 @@ class Stream:
     async def __anext__(self) -> Delta:
         """The next delta, of whichever choice has one."""
         mailbox = self._mailbox
+        if mailbox.waiter is not None:
+            raise RuntimeError(f"request {self.request_id} has another reader that waits")
         while not mailbox.deltas:
             if mailbox.running == 0:
                 raise StopAsyncIteration
-            mailbox.waiter = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            # A stream may outlive the loop that it was submitted in.
+            self._owner._attach(loop)
+            mailbox.waiter = loop.create_future()
             try:
                 await mailbox.waiter
             finally:
@@ -277,7 +290,13 @@ class AsyncLLM:
         self._stopping = True
         self._core.interrupt()
         await asyncio.to_thread(self._thread.join)
-        # What the engine had to say at its end is for the readers that still wait.
-        if self._loop is asyncio.get_running_loop():
-            self._on_wake()
         self._detach()
+        # What the engine had to say at its end is for the readers that still wait; the text thread
+        # may not have passed it on yet.
+        for mailbox in set(self._by_choice.values()):
+            mailbox.release()
+        while any(mailbox.running for mailbox in self._by_choice.values()):
+            if not await asyncio.to_thread(self._core.wait_output, _LAST_WORDS_SECONDS):
+                logger.error("the text thread does not answer; its readers are left without an end")
+                return
+            self._on_wake()

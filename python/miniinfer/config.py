@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, fields
 
 __all__ = ["EngineArgs"]
+
+_INT32_MAX = 2**31 - 1
+
+# A step's arrays are allocated for the most that these allow, so they have limits well below what
+# an index can hold.
+_LIMITS = {
+    "max_num_seqs": 2**16,
+    "max_num_batched_tokens": 2**22,
+    "block_size": 2**16,
+    "max_model_len": _INT32_MAX,
+    "num_kv_blocks": _INT32_MAX,
+    "kv_cache_memory": 2**63 - 1,
+    "threads": 2**10,
+}
+_OPTIONAL = ("max_model_len", "num_kv_blocks", "kv_cache_memory", "threads", "seed")
+_TEXTS = (
+    "model",
+    "revision",
+    "tokenizer",
+    "dtype",
+    "device",
+    "chat_template",
+    "served_model_name",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,25 +77,41 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         """Check what can be checked without the model."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            self._at_least_one(name, getattr(self, name))
-        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "threads"):
-            if getattr(self, name) is not None:
-                self._at_least_one(name, getattr(self, name))
-        if self.target_itl_ms is not None and not self.target_itl_ms > 0:
-            raise ValueError(f"target_itl_ms must be above 0, got {self.target_itl_ms}")
+        for name, limit in _LIMITS.items():
+            self._check_integer(name, 1, limit)
+        self._check_integer("seed", 0, 2**64 - 1)
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(f"{name} must be a text that is not empty, got {value!r}")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(
+                f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}"
+            )
+        self._check_target()
         names = ("auto", "float32", "bfloat16", "float16")
         if self.dtype not in names:
             raise ValueError(f"dtype must be one of {', '.join(names)}, got {self.dtype!r}")
         # A step gives each running request at least one token.
         self.max_num_seqs = min(self.max_num_seqs, self.max_num_batched_tokens)
 
-    @staticmethod
-    def _at_least_one(name: str, value: object) -> None:
+    def _check_integer(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{name} must be an integer, got {value!r}")
-        if not 1 <= value < 2**63 or (name != "kv_cache_memory" and value >= 2**31):
-            raise ValueError(f"{name} must be from 1 to {2**31 - 1}, got {value}")
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be from {low} to {high}, got {value}")
+
+    def _check_target(self) -> None:
+        target = self.target_itl_ms
+        if target is None:
+            return
+        if isinstance(target, bool) or not isinstance(target, int | float):
+            raise ValueError(f"target_itl_ms must be a number, got {target!r}")
+        if not 0 < target < math.inf:
+            raise ValueError(f"target_itl_ms must be above 0 and finite, got {target}")
 
     def as_dict(self) -> dict[str, object]:
         """The settings by name."""

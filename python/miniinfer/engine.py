@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +92,14 @@ class Engine:
                 self.max_model_len,
             )
             self.max_model_len = capacity
+        # First the cache: its size is what the memory may refuse.
+        self.num_kv_blocks = num_blocks
+        self.runner = ModelRunner(
+            self.model,
+            num_blocks=num_blocks,
+            block_size=args.block_size,
+            vocab_size=self.vocab_size,
+        )
         self.core = Core(
             tokenizer_json=self.tokenizer.json(),
             vocab_size=self.vocab_size,
@@ -103,13 +112,6 @@ class Engine:
             enable_prefix_caching=args.enable_prefix_caching,
             target_itl_ms=args.target_itl_ms,
             text_thread=text_thread,
-        )
-        self.num_kv_blocks = num_blocks
-        self.runner = ModelRunner(
-            self.model,
-            num_blocks=num_blocks,
-            block_size=args.block_size,
-            vocab_size=self.vocab_size,
         )
         self.buffers = StepBuffers(self.core, 0, self.device)
 
@@ -193,14 +195,18 @@ class Engine:
         exception is raised.
         """
         core, buffers = self.core, self.buffers
-        if not core.plan(buffers.slot):
-            return False
         try:
+            if not core.plan(buffers.slot):
+                return False
             self.runner.run(buffers)
         except BaseException as error:
-            core.fail_step(buffers.slot, f"the forward pass failed: {_describe(error)}")
+            # An interrupt may come right after the plan; without a plan there is no step to end.
+            with contextlib.suppress(RuntimeError):
+                core.fail_step(buffers.slot, f"the forward pass failed: {_describe(error)}")
+            if not isinstance(error, Exception):
+                raise
             self._failures += 1
-            if not isinstance(error, Exception) or self._failures >= MAX_FAILURES:
+            if self._failures >= MAX_FAILURES:
                 raise
             logger.exception("the forward pass failed; the requests of this step are lost")
             return True

@@ -5,6 +5,7 @@ ValueError
     ParameterError      a sampling parameter out of range
     ModelSourceError    a model that cannot be found
     ModelLoadError      a model that cannot be loaded
+    GGUFError           a GGUF file that is damaged
     TokenizerError      a tokenizer that cannot be loaded
     ChatTemplateError   messages that the chat template cannot render
 RuntimeError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ._core import EngineDeadError, RequestError
     from .chat_template import ChatTemplateError
     from .fetch import FetchError
+    from .gguf_file import GGUFError
     from .model.errors import ModelLoadError
     from .model.kv_cache import KVCacheError
     from .sampling_params import ParameterError
@@ -33,6 +35,7 @@ _HOMES = {
     "ParameterError": "sampling_params",
     "ModelSourceError": "source",
     "ModelLoadError": "model.errors",
+    "GGUFError": "gguf_file",
     "TokenizerError": "tokenizer",
     "ChatTemplateError": "chat_template",
     "KVCacheError": "model.kv_cache",
@@ -43,6 +46,7 @@ __all__ = [
     "ChatTemplateError",
     "EngineDeadError",
     "FetchError",
+    "GGUFError",
     "KVCacheError",
     "ModelLoadError",
     "ModelSourceError",

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Self
 
 import msgspec
@@ -31,6 +32,7 @@ class LLM:
     def __init__(self, model: str | None = None, **engine_args: Any) -> None:
         self.llm_engine = LLMEngine(EngineArgs(model=model, **engine_args))
         self._mail: dict[str, deque[RequestOutput]] = {}
+        """Outputs for each stream that is open."""
 
     def __enter__(self) -> Self:
         return self
@@ -106,17 +108,16 @@ class LLM:
         A conversation is a list of messages with `role` and `content`. `chat_template_kwargs` go to
         the template, as `enable_thinking` does. Raises `ChatTemplateError` where it cannot render.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
             self.llm_engine.tokenizer.encode_chat(
-                [dict(message) for message in conversation],  # type: ignore[arg-type]
+                conversation,
                 tools=tools,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 **(chat_template_kwargs or {}),
             )
-            for conversation in conversations
+            for conversation in _conversations(messages)
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -130,32 +131,25 @@ class LLM:
         params = sampling_params or self.get_default_sampling_params()
         params = msgspec.structs.replace(params, output_kind=RequestOutputKind.DELTA)
         request_id = self.llm_engine.add_request(None, prompt, params)
-        return self._stream(request_id)
-
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
-        mail = self._mail[request_id] = deque()
-        try:
-            while True:
-                while not mail:
-                    self._step()
-                output = mail.popleft()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            self._drop(request_id)
+        return _Stream(self, request_id)
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
-        params = [given] * count if isinstance(given, SamplingParams) else list(given)
+        params = [given] * count if isinstance(given, SamplingParams) else list(_items(given))
         if len(params) != count:
             raise ParameterError(
                 "sampling_params",
                 f"{count} prompts need one SamplingParams or as many, got {len(params)}",
             )
+        for each in params:
+            if not isinstance(each, SamplingParams):
+                raise ParameterError(
+                    "sampling_params",
+                    f"sampling_params must be SamplingParams or a list of them, got {each!r}",
+                )
         kind = RequestOutputKind.FINAL_ONLY
         return [msgspec.structs.replace(each, output_kind=kind) for each in params]
 
@@ -168,11 +162,14 @@ class LLM:
 
     def _run(self, ids: list[str], use_tqdm: bool | None) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
+        missing = set(ids)
         with _Progress(len(ids), use_tqdm) as progress:
-            while len(outputs) < len(ids):
+            while missing:
                 for output in self._step():
-                    outputs[output.request_id] = output
-                    progress.add(output)
+                    if output.request_id in missing:
+                        missing.remove(output.request_id)
+                        outputs[output.request_id] = output
+                        progress.add(output)
         return [outputs[request_id] for request_id in ids]
 
     def _step(self) -> list[RequestOutput]:
@@ -189,6 +186,35 @@ class LLM:
     def _drop(self, request_id: str) -> None:
         self._mail.pop(request_id, None)
         self.llm_engine.discard_request(request_id)
+
+
+class _Stream(Iterator[RequestOutput]):
+    """One request's outputs as they come. An object, not a generator: it ends its request even if
+    nobody ever asked it for an output."""
+
+    def __init__(self, owner: LLM, request_id: str) -> None:
+        self._owner = owner
+        self._request_id = request_id
+        self._mail: deque[RequestOutput] = deque()
+        owner._mail[request_id] = self._mail
+
+    def __next__(self) -> RequestOutput:
+        while not self._mail:
+            if self._request_id not in self._owner._mail:
+                raise StopIteration
+            self._owner._step()
+        output = self._mail.popleft()
+        if output.finished:
+            self.close()
+        return output
+
+    def close(self) -> None:
+        """End the request and yield nothing more."""
+        self._owner._drop(self._request_id)
+        self._mail.clear()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _Progress:
@@ -225,6 +251,31 @@ class _Progress:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
+    try:
+        many = list(prompts)
+    except TypeError:
+        kind = type(prompts).__name__
+        message = f"prompts must be a text, token ids, a mapping or a list of these, got {kind}"
+        raise ParameterError("prompts", message) from None
+    # Token ids, which may be numpy's; a list of prompts holds no numbers.
+    if isinstance(prompts, bytes) or (many and isinstance(many[0], Integral)):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return many  # type: ignore[return-value]
+
+
+def _conversations(messages: Sequence[Any]) -> list[list[dict[str, Any]]]:
+    several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    for conversation in several:
+        for message in [conversation] if isinstance(conversation, str) else conversation:
+            if not isinstance(message, Mapping):
+                raise ParameterError(
+                    "messages",
+                    "messages must be a list of mappings with role and content, or a list of such "
+                    f"lists; got {message!r} for a message",
+                )
+    return [[dict(message) for message in conversation] for conversation in several]
+
+
+def _items(given: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
+    # Anything else than a list is one wrong item, which is what the error is to name.
+    return given if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]

@@ -82,13 +82,18 @@ class LLMEngine:
                 return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; return the outputs of the requests that have news."""
+        """Compute one step; return the outputs of the requests that have news.
+
+        Raises what the forward pass raises when it fails too often in a row. The engine has then
+        stopped: the next step returns the last outputs of all requests, and no new ones are taken.
+        """
         try:
             self.engine.step()
-        except Exception as error:
-            # The engine gives up: no request is left waiting for it.
-            self.engine.core.fail(f"the engine has stopped: {error}")
-            self._collect()
+        except KeyboardInterrupt:
+            # The requests of this step are lost, the engine is not.
+            raise
+        except BaseException as error:
+            self.engine.core.fail(f"{type(error).__name__}: {error}")
             raise
         return self._collect()
 

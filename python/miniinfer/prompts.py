@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from .sampling_params import ParameterError
@@ -33,7 +34,11 @@ def _token_ids(values: Any) -> list[int]:
     if isinstance(values, bytes) or not isinstance(values, Sequence):
         kind = type(values).__name__
         raise ParameterError("prompt", f"prompt must be a text or token ids, got {kind}")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise ParameterError("prompt", f"a token id must be an integer from 0, got {value!r}")
-    return list(values)
+    return [value if type(value) is int and 0 <= value < 2**31 else _id(value) for value in values]
+
+
+def _id(value: object) -> int:
+    """A token id of another integer type, such as numpy's."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**31:
+        raise ParameterError("prompt", f"a token id must be an integer from 0, got {value!r}")
+    return int(value)

@@ -89,12 +89,9 @@ def engine_failure(engine: Engine, message: str | None) -> ApiError:
 def from_value_error(error: ValueError) -> ApiError:
     """Return the 400 for a refusal by the engine or the sampling parameters.
 
-    A `ParameterError` has `message` and `param`; the args of a `RequestError` are these two.
+    A `ParameterError` and a `RequestError` name the parameter in `param`.
     """
-    message, param = getattr(error, "message", None), getattr(error, "param", None)
-    if message is None:
-        message, param, *_ = (*error.args, None, None)
-    return ApiError(400, str(message), param=param)
+    return ApiError(400, str(error), param=getattr(error, "param", None))
 
 
 def from_http_exception(error: web.HTTPException, method: str, path: str) -> ApiError:

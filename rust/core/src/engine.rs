@@ -159,6 +159,11 @@ impl Engine {
         self.num_ended
     }
 
+    /// Whether a planned step waits for its commit.
+    pub fn in_flight(&self) -> bool {
+        self.slots.iter().any(|slot| slot.in_flight)
+    }
+
     /// Whether a plan could find something to do: requests that are not paused, or messages.
     pub fn has_work(&self) -> bool {
         self.num_decoding() > 0 || self.queue.num_active() + self.queue.num_waiting() > 0

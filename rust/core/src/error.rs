@@ -69,6 +69,9 @@ pub enum SubmitError {
         "the prompt has {prompt} tokens: the context of {max_model_len} tokens leaves no room for output"
     )]
     PromptTooLong { prompt: usize, max_model_len: u32 },
+    /// A token of the prompt that the model does not know.
+    #[error("prompt token ids must be below the vocabulary size of {vocab_size}, got {token}")]
+    Vocabulary { token: u32, vocab_size: u32 },
     /// A parameter outside its range.
     #[error("{name} must be {limit}, got {value}")]
     Parameter {

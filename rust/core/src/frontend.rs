@@ -104,16 +104,19 @@ impl Frontend {
     }
 
     fn check_tokens(&self, request: &NewRequest) -> Result<(), SubmitError> {
+        let vocab_size = self.vocab_size;
+        if let Some(&token) = request.prompt.iter().find(|&&token| token >= vocab_size) {
+            return Err(SubmitError::Vocabulary { token, vocab_size });
+        }
         let sampling = &request.sampling;
         let biased = sampling.logit_bias.iter().map(|(token, _)| token);
-        let lists: [(&'static str, Option<&u32>); 3] = [
-            ("prompt token ids", request.prompt.iter().max()),
+        let lists: [(&'static str, Option<&u32>); 2] = [
             ("stop_token_ids", sampling.stop_token_ids.iter().max()),
             ("logit_bias", biased.max()),
         ];
         for (name, largest) in lists {
-            if let Some(value) = largest.filter(|&&token| token >= self.vocab_size) {
-                let limit = format!("below the vocabulary size of {}", self.vocab_size);
+            if let Some(value) = largest.filter(|&&token| token >= vocab_size) {
+                let limit = format!("token ids below the vocabulary size of {vocab_size}");
                 return Err(SubmitError::Parameter {
                     name,
                     limit,

@@ -11,6 +11,9 @@ use crate::error::SubmitError;
 /// successor.
 pub type RequestId = u64;
 
+/// Most choices of one request: each has a stream of its own from the moment it is submitted.
+pub const MAX_CHOICES: u32 = 16384;
+
 /// How to draw tokens and when to stop.
 #[derive(Clone, Debug)]
 pub struct SamplingSpec {
@@ -239,8 +242,9 @@ impl NewRequest {
                 });
             }
         }
-        if self.n == 0 {
-            return Err(parameter("n", "at least 1", self.n));
+        if !(1..=MAX_CHOICES).contains(&self.n) {
+            let limit = format!("from 1 to {MAX_CHOICES}");
+            return Err(parameter("n", &limit, self.n));
         }
         if self.sampling.num_logprobs.is_some_and(|k| k > max_logprobs) {
             let value = self.sampling.num_logprobs.unwrap_or_default();

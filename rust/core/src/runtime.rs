@@ -166,6 +166,8 @@ impl Runtime {
         // A request that is being submitted now is refused, taken in below, or failed by the next plan.
         let _ = self.frontend.stopped.set(reason.into());
         let mut driver = lock(&self.driver);
+        // Twice: a step under way must end before messages are taken in, and they may bring requests.
+        driver.engine.fail_all(reason);
         self.take_commands(&mut driver);
         driver.engine.fail_all(reason);
         self.hand_on(&mut driver);
@@ -173,7 +175,11 @@ impl Runtime {
         self.interrupt();
     }
 
+    /// Takes messages in, between steps: what a step under way computes for must live until its commit.
     fn take_commands(&self, driver: &mut Driver) {
+        if driver.engine.in_flight() {
+            return;
+        }
         // The driving thread holds the receiver only while it sleeps in `wait`; what it wakes for, its own
         // next plan takes in.
         match self.receiver.try_lock() {
@@ -246,8 +252,13 @@ impl Runtime {
         let _ = self.frontend.engine.push(Command::ResetPrefixCache);
     }
 
-    /// Counters as of the last step.
+    /// Counters as of the last step; between steps, with the messages since then taken in.
     pub fn stats(&self) -> Stats {
+        if let Ok(mut driver) = self.driver.try_lock()
+            && !driver.engine.in_flight()
+        {
+            self.catch_up(&mut driver);
+        }
         lock(&self.stats).clone()
     }
 
@@ -256,12 +267,21 @@ impl Runtime {
         &self.stall
     }
 
-    /// Verifies the engine's whole state, messages taken in first.
+    /// Verifies the engine's whole state, between steps with the messages taken in first.
     pub fn check(&self) -> Result<(), String> {
         let mut driver = lock(&self.driver);
-        self.take_commands(&mut driver);
-        self.hand_on(&mut driver);
+        self.catch_up(&mut driver);
         driver.engine.check()
+    }
+
+    /// Takes messages in on a thread that may not be the driving one.
+    fn catch_up(&self, driver: &mut Driver) {
+        self.take_commands(driver);
+        self.hand_on(driver);
+        if driver.engine.has_work() {
+            // The driving thread may be about to sleep for the message that was just taken.
+            self.interrupt();
+        }
     }
 }
 

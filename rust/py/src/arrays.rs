@@ -10,6 +10,7 @@ use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::cell::Cell;
+use std::ffi::CStr;
 
 fn get<T: Element>(arrays: &Bound<'_, PyDict>, name: &str) -> PyResult<PyBuffer<T>> {
     let array = arrays
@@ -27,6 +28,11 @@ pub fn cells<'a, T: Element>(
     buffer: &'a PyBuffer<T>,
     name: &str,
 ) -> PyResult<&'a [Cell<T>]> {
+    if !has_native_order(buffer.format()) {
+        return Err(PyValueError::new_err(format!(
+            "array {name} must have this machine's byte order"
+        )));
+    }
     let items = buffer
         .as_slice_ptr()
         .filter(|_| !buffer.readonly())
@@ -36,6 +42,16 @@ pub fn cells<'a, T: Element>(
     // SAFETY: the buffer keeps the memory alive for 'a and checked its item type and alignment; no other
     // thread touches it while this one is attached, and cells allow aliases on this thread.
     Ok(unsafe { &*(items.as_ptr() as *const [Cell<T>]) })
+}
+
+/// Whether the items of a buffer are in this machine's byte order, which their type does not say.
+fn has_native_order(format: &CStr) -> bool {
+    let swapped: &[u8] = if cfg!(target_endian = "little") {
+        b">!"
+    } else {
+        b"<"
+    };
+    !matches!(format.to_bytes().first(), Some(order) if swapped.contains(order))
 }
 
 trait ItemType {

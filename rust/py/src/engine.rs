@@ -184,12 +184,17 @@ impl Engine {
     }
 
     /// Submits a prompt. `params` are those of a `SamplingParams` and the request's own, by name.
-    fn submit(&self, prompt: Vec<u32>, params: SubmitParams) -> PyResult<Submission> {
+    fn submit(
+        &self,
+        py: Python<'_>,
+        prompt: Vec<u32>,
+        params: SubmitParams,
+    ) -> PyResult<Submission> {
         let (request, spec) = params.into_request(prompt);
         let submission = self.runtime.frontend().submit(request, spec);
         submission
             .map(Submission)
-            .map_err(|error| error::submit(&error))
+            .map_err(|error| error::submit(py, &error))
     }
 
     /// All that is ready: pairs of a choice's id and its delta.

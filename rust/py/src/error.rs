@@ -1,14 +1,14 @@
 //! How the core's errors look from Python.
 
 use miniinfer_core::error::{ConfigError, RuntimeError, StepError, SubmitError};
-use pyo3::PyErr;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
 
 pyo3::create_exception!(
     miniinfer._core,
     RequestError,
     PyValueError,
-    "A request that was refused; `args` are the message and the parameter at fault."
+    "A request that was refused; `param` names the parameter at fault."
 );
 pyo3::create_exception!(
     miniinfer._core,
@@ -37,12 +37,16 @@ pub fn step(error: &StepError) -> PyErr {
     }
 }
 
-pub fn submit(error: &SubmitError) -> PyErr {
+pub fn submit(py: Python<'_>, error: &SubmitError) -> PyErr {
     let parameter = match error {
-        SubmitError::EmptyPrompt => "prompt",
+        SubmitError::EmptyPrompt | SubmitError::Vocabulary { .. } => "prompt",
         SubmitError::TooLong { .. } | SubmitError::PromptTooLong { .. } => "max_tokens",
         SubmitError::Parameter { name, .. } => name,
         SubmitError::EngineStopped { .. } => return EngineDeadError::new_err(error.to_string()),
     };
-    RequestError::new_err((error.to_string(), parameter))
+    let refusal = RequestError::new_err(error.to_string());
+    match refusal.value(py).setattr("param", parameter) {
+        Ok(()) => refusal,
+        Err(other) => other,
+    }
 }
