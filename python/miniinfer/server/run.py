@@ -51,8 +51,8 @@ def serve(load_engine: Callable[[], Engine], config: ServerConfig) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
     The port is bound and /health answers before `load_engine` is called, in a thread of its own:
-    a port in use costs no load, and a probe is never met by silence. Raises `ServerStartError`, and whatever
-    `load_engine` raises.
+    a port in use costs no load, and a probe is never met by silence. Raises `ServerStartError`, and
+    whatever `load_engine` raises.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     listener = bind(config.host, config.port)
