@@ -23,7 +23,7 @@ ENVIRONMENT = {
 }
 
 # Each takes between a tenth of a second and several, and none is of use to a server's start.
-UNWANTED = ("transformers", "huggingface_hub", "gguf", "jinja2", "tqdm", "torch._inductor")
+UNWANTED = ("transformers", "huggingface_hub", "gguf", "jinja2", "torch._inductor")
 
 
 def run_python(code, *arguments):
