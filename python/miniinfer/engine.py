@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ._core import Engine as Core
 from ._core import Submission
 from .config import EngineArgs, available_memory
 from .generation_config import generation_defaults
+from .model.read_config import read_model_config
 from .sampling_params import RequestOutputKind, SamplingParams
 from .source import ModelSource, resolve_model
 from .tokenizer import Tokenizer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from .model.config import ModelConfig
+    from .model.host_weights import HostWeights
 
 __all__ = ["Engine"]
 
@@ -43,11 +45,14 @@ class Engine:
     def __init__(self, args: EngineArgs, *, text_thread: bool) -> None:
         self.args = args
         self.source = resolve_model(args.model, args.revision)
-        # The tokenizer loads while torch is imported and the weights are read.
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(_load_tokenizer, args, self.source)
-            self._load_model()
-            self.tokenizer = loading.result()
+        self.config = read_model_config(self.source.path)
+        self.max_model_len = self._max_model_len()
+        # What can be had without torch loads while torch, which takes seconds, is imported.
+        with ThreadPoolExecutor(2) as pool:
+            weights = pool.submit(_read_ahead, args, self.source)
+            tokenizer = pool.submit(_load_tokenizer, args, self.source)
+            self._load_model(weights)
+            self.tokenizer = tokenizer.result()
         self.model_name = args.served_model_name or self.source.name
         self.vocab_size = min(self.config.vocab_size, self.tokenizer.vocab_size)
         self.eos_token_ids = _eos_token_ids(self.config, self.tokenizer)
@@ -55,19 +60,21 @@ class Engine:
         self._next_seed = args.seed
         self._failures = 0
 
-    def _load_model(self) -> None:
+    def _load_model(self, host_weights: Future[HostWeights | None]) -> None:
         import torch
 
-        from .model.loader import load_model, read_model_config
+        from .model.loader import load_model
 
         if self.args.threads is not None:
             torch.set_num_threads(self.args.threads)
         self.device = _device(self.args.device)
-        self.config = read_model_config(self.source.path)
-        self.max_model_len = self._max_model_len()
         dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
         self.model = load_model(
-            self.source.path, dtype, self.device, max_positions=self.max_model_len
+            self.source.path,
+            dtype,
+            self.device,
+            max_positions=self.max_model_len,
+            host_weights=host_weights.result(),
         )
 
     def _max_model_len(self) -> int:
@@ -239,6 +246,24 @@ def _free_memory(device: torch.device) -> int:
     import torch
 
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+def _read_ahead(args: EngineArgs, source: ModelSource) -> HostWeights | None:
+    """The weights, if they can be read before torch is there: in float32, for a CPU."""
+    on_cpu = args.device == "cpu" or (args.device == "auto" and not _has_accelerator())
+    if source.kind != "gguf" or args.dtype not in ("auto", "float32") or not on_cpu:
+        return None
+    from .model.host_weights import read_host_weights
+
+    return read_host_weights(source.path)
+
+
+def _has_accelerator() -> bool:
+    """Whether there seems to be a CUDA or ROCm device, asked of the system and not of torch.
+
+    A wrong answer costs time and no more.
+    """
+    return any(Path(path).exists() for path in ("/proc/driver/nvidia", "/dev/dxg", "/dev/kfd"))
 
 
 def _load_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer:

@@ -50,9 +50,9 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(load_engine: Callable[[], Engine], config: ServerConfig) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
-    The port is bound before `load_engine` is called, in a thread of its own, so a port in use
-    costs no load and /health answers from the start. Raises `ServerStartError`, and whatever
-    `load_engine` raises.
+    The port is bound and /health answers before `load_engine` is called, in a thread of its own:
+    a port in use costs no load, and a probe is never met by silence. Raises `ServerStartError`, and
+    whatever `load_engine` raises.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     listener = bind(config.host, config.port)
@@ -63,7 +63,8 @@ def serve(load_engine: Callable[[], Engine], config: ServerConfig) -> int:
 async def _serve(
     listener: socket.socket, load_engine: Callable[[], Engine], config: ServerConfig
 ) -> int:
-    engine = _load_in_thread(load_engine)
+    loading: concurrent.futures.Future[Engine] = concurrent.futures.Future()
+    engine = asyncio.wrap_future(loading)
     app = make_app(engine, config)
     stop = _watch_signals()
     runner = web.AppRunner(
@@ -76,6 +77,8 @@ async def _serve(
     await runner.setup()
     try:
         await web.SockSite(runner, listener).start()
+        # Only now: while torch is imported its thread and this one share the GIL.
+        _load_in_thread(load_engine, loading)
         stopping = asyncio.ensure_future(stop.wait())
         either: set[asyncio.Future[Any]] = {engine, stopping}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -105,9 +108,10 @@ async def drain(state: ServerState, timeout: float) -> None:
     await state.wait_idle(_ABORT_GRACE_SECONDS)
 
 
-def _load_in_thread(load_engine: Callable[[], Engine]) -> asyncio.Future[Engine]:
+def _load_in_thread(
+    load_engine: Callable[[], Engine], outcome: concurrent.futures.Future[Engine]
+) -> None:
     """Call `load_engine` in a daemon thread; an executor's thread would hold up an exit."""
-    outcome: concurrent.futures.Future[Engine] = concurrent.futures.Future()
 
     def load() -> None:
         try:
@@ -116,7 +120,6 @@ def _load_in_thread(load_engine: Callable[[], Engine]) -> asyncio.Future[Engine]
             outcome.set_exception(error)
 
     threading.Thread(target=load, name="load-model", daemon=True).start()
-    return asyncio.wrap_future(outcome)
 
 
 def _watch_signals() -> asyncio.Event:

@@ -1,0 +1,127 @@
+"""The tensors of a GGUF file under the names and in the layout of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..gguf_file import GGUFError, GGUFFile, GGUFTensor
+from .config import ModelConfig
+from .dequantize import dequantize
+from .errors import ModelLoadError
+from .gguf_config import INTERLEAVED_ROPE_ARCHITECTURES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["GGUFWeights"]
+
+Floats = npt.NDArray[np.float32]
+
+
+class GGUFWeights:
+    """The tensors of a GGUF file, dequantised as they are read; see `weights.WeightSource`."""
+
+    # numpy releases the GIL; beyond a few threads the memory is the limit
+    threads = min(8, os.cpu_count() or 1)
+
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
+        self.path = file.path
+        self._config = config
+        self._is_interleaved = (
+            file.metadata["general.architecture"] in INTERLEAVED_ROPE_ARCHITECTURES
+        )
+        self._tensors = {_huggingface_name(name): tensor for name, tensor in file.tensors.items()}
+        self._rotary_factors = file.tensors.get("rope_freqs.weight")
+
+    def names(self) -> Collection[str]:
+        """See `TensorList`."""
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorList`."""
+        return self._tensors[name].shape
+
+    def read(self, name: str, target: Tensor) -> None:
+        """See `WeightSource`."""
+        import torch
+
+        values = np.empty(self.shape(name), np.float32)
+        self.read_array(name, values)
+        target.copy_(torch.from_numpy(values))
+
+    def read_array(self, name: str, target: Floats) -> None:
+        """Copy a tensor to `target`, to whose shape it may be broadcast."""
+        tensor = self._tensors[name]
+        is_permuted = self._is_interleaved and ("q_proj." in name or "k_proj." in name)
+        if target.shape == tensor.shape and target.flags.c_contiguous and not is_permuted:
+            self._dequantize(tensor, target)
+            return
+        values = np.empty(tensor.shape, np.float32)
+        self._dequantize(tensor, values)
+        target[...] = self._halves_first(values) if is_permuted else values
+
+    def _dequantize(self, tensor: GGUFTensor, out: Floats) -> None:
+        try:
+            dequantize(tensor.data, tensor.type, out.reshape(-1))
+        except GGUFError as error:
+            raise GGUFError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
+
+    def _halves_first(self, values: Floats) -> Floats:
+        """Rows ordered for a rotation of neighbours, reordered for one of the two halves."""
+        pairs = values.reshape(-1, self._config.head_dim // 2, 2, *values.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+
+    def rotary_factors(self) -> Floats | None:
+        """Divisors of the rotary frequencies, float32 [head_dim / 2], if the file has them.
+
+        Llama 3.1 and later bring their scaling in this form. Raises `ModelLoadError` when they are
+        not that many positive numbers.
+        """
+        tensor = self._rotary_factors
+        if tensor is None:
+            return None
+        factors = np.empty(tensor.shape, np.float32)
+        self._dequantize(tensor, factors)
+        expected = (self._config.head_dim // 2,)
+        if factors.shape != expected:
+            raise ModelLoadError(
+                f"{self.path}: tensor 'rope_freqs.weight' has the shape {list(factors.shape)}, "
+                f"expected {list(expected)}"
+            )
+        if not (factors > 0).all():
+            raise ModelLoadError(
+                f"{self.path}: tensor 'rope_freqs.weight' must be positive, not {factors.min()}"
+            )
+        return factors
+
+
+_GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def _huggingface_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; a name without one stays as it is."""
+    *block, stem, kind = ("", *name.split("."))[-4 if name.startswith("blk.") else -2 :]
+    if stem not in _GGUF_NAMES:
+        return name
+    prefix = f"model.layers.{block[1]}." if block else ""
+    return f"{prefix}{_GGUF_NAMES[stem]}.{kind}"
