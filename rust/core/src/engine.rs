@@ -293,7 +293,7 @@ impl Engine {
     pub(crate) fn enqueue(&mut self, index: u32) {
         let request = self.table.get_mut(index);
         request.state = State::Waiting;
-        request.key = request.clock + u64::from(request.remaining());
+        request.key = request.turn_key();
         request.blocks_needed = 0;
         let place = (request.key, request.sequence, index);
         self.queue
