@@ -235,7 +235,7 @@ impl Engine {
     fn requeue_active(&mut self, index: u32) {
         let request = self.table.get_mut(index);
         let old = (request.key, request.sequence, index);
-        request.key = request.clock + u64::from(request.remaining());
+        request.key = request.turn_key();
         let new = (request.key, request.sequence, index);
         let (priority, tenant) = (request.priority, request.tenant);
         // In before out, so that the tenant keeps its turn; a chunk is never empty, so the keys differ.

@@ -140,6 +140,7 @@ impl LogitEdits {
 }
 
 #[cfg(test)]
+#[expect(clippy::float_cmp, reason = "the sums are exact")]
 mod tests {
     use super::*;
 

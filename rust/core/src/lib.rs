@@ -31,6 +31,7 @@ mod commit;
 mod cost;
 mod edits;
 mod engine;
+mod lifecycle;
 mod queue;
 mod schedule;
 mod stack;

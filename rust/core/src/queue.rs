@@ -2,7 +2,8 @@
 //!
 //! Priority classes first; within a class tenants take turns (deficit round robin, Shreedhar and
 //! Varghese, SIGCOMM 1995); within a tenant the smallest key goes first. A key is the tenant's clock
-//! (prefill tokens it had been given) at the request's arrival plus the tokens the request still lacks.
+//! (prefill tokens it had been given) at the request's arrival plus the tokens of its prompt that the
+//! request still lacks.
 //! Among requests that came together this is shortest remaining first; and nothing that comes once the
 //! tenant was given R more tokens goes before a request that lacked R, so nothing starves.
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 /// Position in a queue: key, then order of arrival.
-pub(crate) type Place = (u64, u64, u32);
+pub(crate) type Place = (i64, u64, u32);
 
 /// Which of a tenant's two queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +305,7 @@ mod tests {
         queue.insert(0, tenant, Kind::Waiting, (1000, 0, 0));
         let mut overtaken = 0;
         for sequence in 1.. {
-            let key = queue.clock(tenant) + 100;
+            let key = queue.clock(tenant) as i64 + 100;
             queue.insert(0, tenant, Kind::Waiting, (key, sequence, sequence as u32));
             let class = queue.class(0).expect("has work");
             let first = class.next(tenant, Kind::Waiting, None).expect("has work");

@@ -151,7 +151,7 @@ pub(crate) struct Request {
     /// Prefill tokens that its tenant had been given when it arrived.
     pub clock: u64,
     /// Its place in the queue it is in.
-    pub key: u64,
+    pub key: i64,
     /// Steps in which it was passed over because its blocks did not fit.
     pub skipped_steps: u32,
     pub last_skip_step: u64,
@@ -181,6 +181,12 @@ impl Request {
     /// Tokens whose KV is missing.
     pub fn remaining(&self) -> u32 {
         self.tokens.len() as u32 - self.computed
+    }
+
+    /// Where it stands among its tenant's requests: the clock at its arrival and what it lacks of its prompt.
+    /// What it generated does not move it back when it must be computed again.
+    pub fn turn_key(&self) -> i64 {
+        self.clock as i64 + i64::from(self.prompt_len) - i64::from(self.computed)
     }
 
     /// Whether it may lose its row to a request of this priority: it is less urgent (a greater number), or

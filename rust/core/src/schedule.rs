@@ -221,3 +221,79 @@ impl Engine {
         self.dequeue(place.2, Kind::Waiting);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::EngineConfig;
+    use crate::arrays::header;
+    use crate::cost::StepCost;
+    use crate::request::NewRequest;
+    use crate::sim::Simulation;
+
+    /// What is known of steps: one millisecond, and so many microseconds a token.
+    fn cost(per_token: u64) -> StepCost {
+        let mut cost = StepCost::default();
+        for step in 0..200u32 {
+            let tokens = 1 + step % 64;
+            let elapsed = Duration::from_micros(1000 + per_token * u64::from(tokens));
+            cost.observe(tokens, elapsed);
+        }
+        cost
+    }
+
+    fn simulation(target_itl_ms: f64) -> Simulation {
+        let config = EngineConfig {
+            block_size: 4,
+            num_blocks: 1000,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 256,
+            max_model_len: 4000,
+            target_itl_ms: Some(target_itl_ms),
+            ..EngineConfig::default()
+        };
+        Simulation::new(config, vec![], 97).expect("a valid configuration")
+    }
+
+    fn submit(simulation: &mut Simulation, len: u32) {
+        simulation.submit(NewRequest {
+            prompt: (0..len).collect(),
+            n: 1,
+            ..NewRequest::default()
+        });
+    }
+
+    #[test]
+    fn prefill_chunks_shrink_to_the_target_and_no_further_than_a_block() {
+        let mut simulation = simulation(5.0);
+        simulation.engine.cost = cost(20);
+        // Nobody waits for a token yet: the whole budget.
+        submit(&mut simulation, 256);
+        assert_eq!(simulation.step(), Ok(256));
+        submit(&mut simulation, 3000);
+        // (5 - 1) ms at 20 and 40 us a token; at 2 ms a token not even a block fits.
+        for (per_token, expected) in [
+            (20, 195..=205),
+            (40, 97..=103),
+            (2000, 5..=5),
+            (1, 256..=256),
+        ] {
+            simulation.engine.cost = cost(per_token);
+            let tokens = simulation.step().expect("step");
+            assert!(expected.contains(&tokens), "{tokens} at {per_token} us");
+            let decodes = simulation.arrays.view().header[header::NUM_DECODES].get();
+            assert_eq!(decodes, 1);
+        }
+    }
+
+    #[test]
+    fn without_anything_known_the_budget_is_the_limit() {
+        let mut simulation = simulation(1e-6);
+        submit(&mut simulation, 4);
+        simulation.step().expect("step");
+        submit(&mut simulation, 3000);
+        simulation.engine.cost = StepCost::default();
+        assert_eq!(simulation.step(), Ok(256));
+    }
+}

@@ -152,3 +152,33 @@ fn what_was_computed_is_found_again() {
     world.run(20);
     world.assert_all_complete();
 }
+
+/// What it had generated counted as length: shorter requests that came after it went before it.
+#[test]
+fn a_preempted_request_is_before_those_that_came_after_it() {
+    let mut world = World::new(EngineConfig {
+        num_blocks: 12,
+        max_model_len: 48,
+        max_num_seqs: 2,
+        ..config()
+    });
+    // The older one grows into the younger one's blocks.
+    let older = world.submit(ask(prompt(1, 8), 32));
+    world.step();
+    let younger = world.submit(ask(prompt(2, 8), 30));
+    while world.stats().counters.preemptions == 0 {
+        world.step();
+    }
+    assert!(world.got[&younger].tokens.len() > 4);
+    for kind in 10..30 {
+        world.submit(ask(prompt(kind, 10), 20));
+    }
+    while !world.has_ended(older) {
+        world.step();
+    }
+    let before = world.got[&younger].tokens.len();
+    world.steps(3);
+    assert!(world.got[&younger].tokens.len() > before);
+    world.run(1000);
+    world.assert_all_complete();
+}
