@@ -83,6 +83,9 @@ def _steps(size: LoadSize, scale: float) -> tuple[float, float, float]:
             for load, into in pairs:
                 for _ in range(_TURN):
                     into.append(load.step())
+    while not core.drained:
+        # The text thread has yet to get its turn.
+        core.step()
     assert core.num_sampled() == python.num_sampled() == size.running
     return (*(_us(statistics.median(each)) for each in times), _us(statistics.median(core.drained)))  # type: ignore[return-value]
 
