@@ -34,11 +34,19 @@ CRITERION = {
 
 # What each figure must be, and what others take for the same (measured on a like machine).
 ROWS = {
-    "plan_commit_us_256": ("plan + commit, 256 decoding", 25.0, "vLLM V1 3,400-6,100; nano-vllm 168-313"),
+    "plan_commit_us_256": (
+        "plan + commit, 256 decoding",
+        25.0,
+        "vLLM V1 3,400-6,100; nano-vllm 168-313",
+    ),
     "plan_commit_us_1024": ("the same, 1,024", 102.4, "vLLM V1 15,000-26,000; nano-vllm 770-1,280"),
     "plan_commit_us_4096": ("the same, 4,096", 409.6, ""),
     "plan_commit_us_256_waiting_10000": ("256 with 10,000 more waiting", None, ""),
-    "admit_us_8192_cold": ("admit 8,192 tokens, cold", 60.0, "vLLM V1 1,130 to hash + 845 to schedule"),
+    "admit_us_8192_cold": (
+        "admit 8,192 tokens, cold",
+        60.0,
+        "vLLM V1 1,130 to hash + 845 to schedule",
+    ),
     "admit_us_8192_hit": ("admit 8,192 tokens, all cached", 60.0, ""),
     "cancel_us": ("cancel, each of 10,000", 1.0, ""),
     "channel_us_per_token": ("channel, push to drain, a token", 0.1, ""),
@@ -55,7 +63,8 @@ def criterion() -> Figures:
     with tempfile.TemporaryDirectory() as home:
         environment = os.environ | {"CRITERION_HOME": home}
         for bench, chosen in (("scheduler", []), ("channel", ["hub/push_notify_drain_256"])):
-            command = ["cargo", "bench", "--locked", "--quiet", "-p", "miniinfer-core"]
+            # The profile of the wheel: what it has compiled is not compiled again.
+            command = ["cargo", "bench", "--profile", "release", "--locked", "-p", "miniinfer-core"]
             command += ["--bench", bench, "--", "--noplot", *chosen]
             subprocess.run(command, check=True, env=environment, cwd=HERE.parent)
         figures = {}

@@ -74,7 +74,7 @@ class Shadow:
         self.cache = [0] * (num_blocks * scheduler.block_size)
 
     def forward(self) -> list[int]:
-        scheduler, sampled = self.scheduler, []
+        scheduler = self.scheduler
         arrays, size = scheduler.arrays, scheduler.block_size
         digests: list[int] = []
         for number in range(len(scheduler.planned)):
@@ -83,13 +83,14 @@ class Shadow:
                 position = int(arrays["positions"][at])
                 before = 0
                 if position:
-                    before = self.cache[table[(position - 1) // size] * size + (position - 1) % size]
+                    before = self.cache[
+                        table[(position - 1) // size] * size + (position - 1) % size
+                    ]
                 digest = hash((before, int(arrays["token_ids"][at])))
                 self.cache[arrays["slot_mapping"][at]] = digest
                 digests.append(digest)
         count = sum(s.computed + s.scheduled == len(s.tokens) for s in scheduler.planned)
-        sampled = [digests[at] % 50 for at in arrays["logits_index"][:count]]
-        return sampled
+        return [digests[at] % 50 for at in arrays["logits_index"][:count]]
 
 
 def continuation(prompt: list[int], count: int) -> list[int]:

@@ -46,7 +46,6 @@ class LoadSize:
         }
 
 
-
 class Load(Protocol):
     """What is measured: seconds per step, and requests coming and going."""
 
