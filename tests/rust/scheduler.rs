@@ -1,8 +1,12 @@
-//! The engine against a naive reference: whatever the program of submits, cancels, pauses and steps, each
-//! request gets exactly the tokens that its prompt implies, once, and the state stays consistent.
+//! The engine against a naive reference: whatever the program of submits, cancels, pauses, failures and
+//! steps, each request gets exactly the tokens that its prompt implies, once, and the state stays consistent.
+
+#[path = "scheduler/starvation.rs"]
+mod starvation;
 
 use std::collections::HashMap;
 
+use miniinfer_core::arrays::header;
 use miniinfer_core::block::ExtraKey;
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::sim::{Simulation, continuation};
@@ -35,6 +39,12 @@ enum Op {
     Resume(u8),
     Draft(u8, bool),
     Reset,
+    /// The forward pass of a step fails.
+    FailStep,
+    /// One sample of a step is not finite.
+    BadSample(u8),
+    /// A step, and messages that come while it is in flight.
+    Meddle(Vec<(u8, u8)>),
 }
 
 fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
@@ -49,7 +59,7 @@ fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
         prop::option::of(1..12u32),
         prop_oneof![4 => Just(1u32), 1 => 2..4u32],
         prop_oneof![3 => Just(0), 1 => -1..2i32],
-        0..3u8,
+        prop_oneof![3 => 0..3u8, 1 => any::<u8>()],
         any::<bool>(),
         any::<bool>(),
         0..4u32,
@@ -83,28 +93,45 @@ fn op(max_len: u32) -> impl Strategy<Value = Op> {
         1 => any::<u8>().prop_map(Op::Resume),
         2 => (any::<u8>(), any::<bool>()).prop_map(|(id, good)| Op::Draft(id, good)),
         1 => Just(Op::Reset),
+        1 => Just(Op::FailStep),
+        1 => any::<u8>().prop_map(Op::BadSample),
+        1 => prop::collection::vec((0..4u8, any::<u8>()), 1..4).prop_map(Op::Meddle),
     ]
 }
 
 fn config() -> impl Strategy<Value = EngineConfig> {
-    (1..5u32, 1..6u32, 0..40u32, 0..30u32, any::<bool>(), 0..3u32).prop_map(
-        |(block_size, seqs, budget, blocks, enable_prefix_caching, max_draft_tokens)| {
-            let num_blocks = 4 + blocks;
-            EngineConfig {
-                block_size,
-                num_blocks,
-                max_num_seqs: seqs,
-                max_num_batched_tokens: seqs + budget,
-                // Some requests need all of the cache.
-                max_model_len: (num_blocks * block_size).min(48),
-                max_draft_tokens,
-                enable_prefix_caching,
-                max_skips: 3,
-                max_skipped_steps: 5,
-                ..EngineConfig::default()
-            }
-        },
+    let budget = prop_oneof![1 => Just(0u32), 3 => 0..40u32];
+    let guard = (0..5u32, 0..7u32, prop::option::of(Just(1e-6)));
+    (
+        1..5u32,
+        1..6u32,
+        budget,
+        0..30u32,
+        any::<bool>(),
+        0..5u32,
+        guard,
     )
+        .prop_map(
+            |(block_size, seqs, budget, blocks, enable_prefix_caching, max_draft_tokens, guard)| {
+                let num_blocks = 4 + blocks;
+                // With a target that no step meets, prefills always get the least.
+                let (max_skips, max_skipped_steps, target_itl_ms) = guard;
+                EngineConfig {
+                    block_size,
+                    num_blocks,
+                    max_num_seqs: seqs,
+                    max_num_batched_tokens: seqs + budget,
+                    // Some requests need all of the cache.
+                    max_model_len: (num_blocks * block_size).min(48),
+                    max_draft_tokens,
+                    enable_prefix_caching,
+                    target_itl_ms,
+                    max_skips,
+                    max_skipped_steps,
+                    ..EngineConfig::default()
+                }
+            },
+        )
 }
 
 /// What a request must get, and what it has got.
@@ -114,7 +141,6 @@ struct Expected {
     got: Vec<u32>,
     ended: Option<EndReason>,
     stopped: bool,
-    paused: bool,
 }
 
 struct World {
@@ -164,7 +190,6 @@ impl World {
                 got: Vec::new(),
                 ended: None,
                 stopped: false,
-                paused: false,
             };
             self.requests.insert(id, expected);
         }
@@ -200,8 +225,46 @@ impl World {
                 }
             }
             Op::Reset => self.sim.send(Command::ResetPrefixCache),
+            Op::FailStep => {
+                self.sim.fail_step("failed").expect("the protocol is kept");
+                self.collect();
+            }
+            Op::BadSample(pick) => {
+                let step = self.sim.step_with(|_, arrays| {
+                    let samples = arrays.header[header::NUM_SAMPLES].get() as usize;
+                    if samples > 0 {
+                        arrays.sampled[*pick as usize % samples].set(-1);
+                    }
+                });
+                step.expect("the protocol is kept");
+                self.collect();
+            }
+            Op::Meddle(messages) => self.meddle(messages),
         }
         self.sim.engine.check().expect("consistent");
+    }
+
+    /// Messages that come while a step is in flight take effect after it.
+    fn meddle(&mut self, messages: &[(u8, u8)]) {
+        let ids = messages.iter().map(|&(kind, pick)| (kind, self.id(pick)));
+        let messages: Vec<_> = ids.collect();
+        let commands = messages.iter().map(|&(kind, id)| match kind {
+            0 => Command::Cancel(id),
+            1 => Command::Stop(id),
+            2 => Command::Pause(id),
+            _ => Command::Resume(id),
+        });
+        let commands: Vec<_> = commands.collect();
+        let step = self.sim.step_with(|engine, _| engine.apply(commands));
+        self.collect();
+        if step.expect("the protocol is kept") == 0 {
+            return;
+        }
+        for (kind, id) in messages {
+            if let Some(request) = self.requests.get_mut(&id) {
+                request.stopped |= kind == 1;
+            }
+        }
     }
 
     fn pause(&mut self, id: u64, paused: bool) {
@@ -210,9 +273,6 @@ impl World {
         } else {
             Command::Resume(id)
         });
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.paused = paused;
-        }
     }
 
     fn step(&mut self) -> u32 {
@@ -220,6 +280,11 @@ impl World {
         let tokens = self.sim.step().expect("the protocol is kept");
         assert!(tokens > 0 || !had_work, "work to do, but nothing scheduled");
         assert!(tokens <= self.sim.engine.config().max_num_batched_tokens);
+        self.collect();
+        tokens
+    }
+
+    fn collect(&mut self) {
         let mut delivered = self.sim.output.tokens.iter().copied();
         for entry in &self.sim.output.entries {
             let request = self.requests.get_mut(&entry.id).expect("a request of ours");
@@ -238,7 +303,6 @@ impl World {
             request.ended.clone_from(&entry.end);
         }
         assert_eq!(delivered.next(), None, "each token belongs to an entry");
-        tokens
     }
 
     /// Runs until nothing is left. Every request must end within the bound.
@@ -266,6 +330,10 @@ impl World {
             match &request.ended {
                 None => assert!(request.stopped, "request {id} ended without a word"),
                 Some(EndReason::Abort) => {}
+                Some(EndReason::Error(reason)) => {
+                    let known = ["failed", "the model produced logits that are not finite"];
+                    assert!(known.contains(&&**reason), "{reason}");
+                }
                 Some(end) => {
                     assert_eq!(end, &request.end);
                     assert_eq!(request.got.len(), request.tokens.len());
@@ -273,6 +341,14 @@ impl World {
             }
         }
         let stats = self.sim.engine.stats();
+        let delivered: usize = self
+            .requests
+            .values()
+            .map(|request| request.got.len())
+            .sum();
+        assert_eq!(stats.counters.generation_tokens, delivered as u64);
+        assert!(stats.counters.accepted_tokens <= stats.counters.draft_tokens);
+        assert_eq!(self.sim.engine.num_ended(), self.requests.len() as u64);
         assert_eq!(
             (stats.num_running, stats.num_waiting, stats.blocks_used),
             (0, 0, 0)

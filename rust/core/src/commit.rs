@@ -37,6 +37,7 @@ impl Engine {
         if let Some(started) = state.started.take() {
             self.cost.observe(state.num_tokens, now - started);
         }
+        self.apply_deferred();
         Ok(())
     }
 
@@ -81,7 +82,13 @@ impl Engine {
         self.counters.accepted_tokens += u64::from(confirmed);
         self.counters.generation_tokens += u64::from(kept);
         self.give_back_surplus_blocks(index, !drafts.is_empty());
-        self.register_full_blocks(index);
+        if matches!(fate, Fate::End(EndReason::Error(_))) {
+            // Its KV may be as bad as its logits: nobody may meet it in the cache.
+            let table = std::mem::take(&mut self.table.get_mut(index).table);
+            self.blocks.discard(&table);
+        } else {
+            self.register_full_blocks(index);
+        }
         self.hand_on(index, kept, now, latency);
         match fate {
             Fate::End(reason) => {

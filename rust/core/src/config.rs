@@ -61,6 +61,20 @@ impl EngineConfig {
                 return Err(ConfigError::Zero { name });
             }
             if value > i32::MAX as u32 {
+                let value = value.into();
+                return Err(ConfigError::TooLarge { name, value });
+            }
+        }
+        let samples = u64::from(self.max_num_seqs) * (1 + u64::from(self.max_draft_tokens));
+        let alternatives = samples * u64::from(self.max_logprobs.max(1));
+        for (name, value) in [
+            ("max_num_seqs x (1 + max_draft_tokens)", samples),
+            (
+                "max_num_seqs x (1 + max_draft_tokens) x max_logprobs",
+                alternatives,
+            ),
+        ] {
+            if value > i32::MAX as u64 {
                 return Err(ConfigError::TooLarge { name, value });
             }
         }

@@ -85,11 +85,20 @@ pub struct Engine {
     pub(crate) admission_closed: bool,
     /// No running request has a greater priority number.
     pub(crate) least_urgent: i32,
-    pub(crate) priorities: Vec<i32>,
+    /// Requests that were passed over too often, waiting at the time; ended ones are dropped when met.
+    pub(crate) overdue: Vec<RequestId>,
+    /// Requests that the plan under way may still pass over.
+    pub(crate) skips: u32,
+    /// Tokens of decodes that were preempted in the plan under way.
+    pub(crate) refund: u32,
+    /// Blocks that the decoding requests may still come to need, if the plan under way has asked.
+    pub(crate) growth: Option<u32>,
     pub(crate) step: u64,
     pub(crate) next_sequence: u64,
     pub(crate) cost: StepCost,
     pub(crate) counters: Counters,
+    /// Messages that came while a step was in flight.
+    pub(crate) deferred: Vec<Command>,
     pub(crate) num_paused: usize,
     pub(crate) num_following: usize,
     pub(crate) num_ended: u64,
@@ -118,11 +127,15 @@ impl Engine {
             grants: Vec::new(),
             admission_closed: false,
             least_urgent: i32::MIN,
-            priorities: Vec::new(),
+            overdue: Vec::new(),
+            skips: 0,
+            refund: 0,
+            growth: None,
             step: 0,
             next_sequence: 0,
             cost: StepCost::default(),
             counters: Counters::default(),
+            deferred: Vec::new(),
             num_paused: 0,
             num_following: 0,
             num_ended: 0,
@@ -165,8 +178,13 @@ impl Engine {
         std::mem::swap(into, &mut self.output);
     }
 
-    /// Takes messages in. They come before each plan, from an [`crate::inbox`].
+    /// Takes messages in. They come before each plan, from an [`crate::inbox`]; those that come while a
+    /// step is in flight wait for its end, as the step's results are for the requests it was planned with.
     pub fn apply(&mut self, commands: impl IntoIterator<Item = Command>) {
+        if self.slots.iter().any(|slot| slot.in_flight) {
+            self.deferred.extend(commands);
+            return;
+        }
         for command in commands {
             match command {
                 Command::Add {
@@ -181,6 +199,14 @@ impl Engine {
                 Command::Draft(id, drafts) => self.set_drafts(id, drafts),
                 Command::ResetPrefixCache => self.blocks.reset(),
             }
+        }
+    }
+
+    /// Takes in what came while a step was in flight.
+    pub(crate) fn apply_deferred(&mut self) {
+        if !self.deferred.is_empty() {
+            let deferred = std::mem::take(&mut self.deferred);
+            self.apply(deferred);
         }
     }
 
@@ -382,7 +408,7 @@ impl Engine {
         self.counters
             .e2e_request_latency
             .observe(now - request.arrived);
-        self.release_followers(request.followers);
+        self.hand_over(&request.followers);
     }
 
     fn free_row(&mut self, row: u32) {
@@ -392,7 +418,27 @@ impl Engine {
         }
     }
 
-    /// The prompt of these choices is computed, or their leader is gone: they may be admitted.
+    /// The leader of these choices is gone before the prompt was computed: the next one leads.
+    fn hand_over(&mut self, followers: &[RequestId]) {
+        let find = |&id: &RequestId| self.table.find(id);
+        let Some(first) = followers.iter().position(|id| find(id).is_some()) else {
+            return;
+        };
+        let (leader, rest) = (followers[first], &followers[first + 1..]);
+        for id in rest {
+            if let Some(index) = self.table.find(*id) {
+                self.table.get_mut(index).leader = Some(leader);
+            }
+        }
+        let index = self.table.find(leader).expect("invariant: just found");
+        let request = self.table.get_mut(index);
+        request.leader = None;
+        request.followers = rest.to_vec();
+        self.num_following -= 1;
+        self.enqueue(index);
+    }
+
+    /// The prompt of these choices is computed: they may be admitted.
     pub(crate) fn release_followers(&mut self, followers: Vec<RequestId>) {
         for id in followers {
             if let Some(index) = self.table.find(id) {
@@ -415,20 +461,24 @@ impl Engine {
         let request = self.table.get_mut(index);
         let mut table = std::mem::take(&mut request.table);
         let row = std::mem::replace(&mut request.row, NO_ROW);
+        self.refund += std::mem::take(&mut request.scheduled);
+        self.growth = None;
         request.computed = 0;
-        request.scheduled = 0;
         request.registered = 0;
         request.chain = request.root;
         request.drafts.clear();
-        request.preemptions += 1;
         let paused = request.paused;
+        request.preemptions += u32::from(!paused);
         self.blocks.release(&table);
         table.clear();
         self.table.get_mut(index).table = table;
         self.free_row(row);
         self.counters.preemptions += 1;
         if paused {
-            self.table.get_mut(index).state = State::Parked;
+            let request = self.table.get_mut(index);
+            request.state = State::Parked;
+            let followers = std::mem::take(&mut request.followers);
+            self.hand_over(&followers);
         } else {
             self.enqueue(index);
         }
@@ -444,6 +494,7 @@ impl Engine {
             self.end(entry.index, Some(EndReason::Error(reason.clone())));
         }
         self.slots[slot].planned = planned;
+        self.apply_deferred();
         Ok(())
     }
 
@@ -452,6 +503,7 @@ impl Engine {
         for slot in &mut self.slots {
             slot.in_flight = false;
         }
+        self.apply_deferred();
         let reason: Arc<str> = reason.into();
         let indices: Vec<u32> = self.table.iter().map(|(index, _)| index).collect();
         for index in indices {

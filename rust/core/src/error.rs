@@ -17,7 +17,7 @@ pub enum ConfigError {
         /// The setting.
         name: &'static str,
         /// Its value.
-        value: u32,
+        value: u64,
     },
     /// Each running request needs a token of the budget in each step.
     #[error(

@@ -25,6 +25,7 @@ pub mod stats;
 pub mod step;
 pub mod text;
 
+mod admit;
 mod check;
 mod commit;
 mod cost;

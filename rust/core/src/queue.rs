@@ -3,10 +3,11 @@
 //! Priority classes first; within a class tenants take turns (deficit round robin, Shreedhar and
 //! Varghese, SIGCOMM 1995); within a tenant the smallest key goes first. A key is the tenant's clock
 //! (prefill tokens it had been given) at the request's arrival plus the tokens the request still lacks.
-//! Among requests that came together this is shortest remaining first; a request that lacks R tokens
-//! is overtaken by at most R tokens of work that arrived after it, so nothing starves.
+//! Among requests that came together this is shortest remaining first; and nothing that comes once the
+//! tenant was given R more tokens goes before a request that lacked R, so nothing starves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -27,7 +28,8 @@ pub(crate) enum Kind {
 struct Turn {
     active: BTreeSet<Place>,
     waiting: BTreeSet<Place>,
-    deficit: u64,
+    /// Tokens left of its turn; 0 outside of one.
+    deficit: u32,
     /// Its key in the ring.
     position: u64,
 }
@@ -64,8 +66,7 @@ impl Class {
             .map(|(_, &tenant)| tenant)
     }
 
-    /// Ends a tenant's turn.
-    pub fn rotate(&mut self, tenant: u32) {
+    fn rotate(&mut self, tenant: u32) {
         let position = self.turn(tenant).position;
         self.ring.remove(&position);
         let last = self.enter(tenant);
@@ -97,15 +98,31 @@ impl Class {
         };
         match after {
             None => set.first().copied(),
-            Some(place) => {
-                use std::ops::Bound::{Excluded, Unbounded};
-                set.range((Excluded(place), Unbounded)).next().copied()
-            }
+            Some(place) => set.range((Excluded(place), Unbounded)).next().copied(),
         }
     }
 
-    pub fn deficit(&mut self, tenant: u32) -> &mut u64 {
-        &mut self.turn(tenant).deficit
+    /// Tokens that a tenant's turn still allows. A turn begins with `quantum`, and goes on in the next
+    /// step if the step's budget ends before it.
+    pub fn turn_allowance(&mut self, tenant: u32, quantum: u32) -> u32 {
+        let turn = self.turn(tenant);
+        if turn.deficit == 0 {
+            turn.deficit = quantum;
+        }
+        turn.deficit
+    }
+
+    /// A tenant used `tokens` of its turn, which ends when it has used all or has no more work: what it
+    /// leaves is not saved up.
+    pub fn spend(&mut self, tenant: u32, tokens: u32, out_of_work: bool) {
+        let turn = self.turn(tenant);
+        turn.deficit = turn.deficit.saturating_sub(tokens);
+        if out_of_work {
+            turn.deficit = 0;
+        }
+        if turn.deficit == 0 {
+            self.rotate(tenant);
+        }
     }
 }
 
@@ -120,6 +137,8 @@ struct Tenant {
 #[derive(Default)]
 pub(crate) struct PrefillQueue {
     classes: BTreeMap<i32, Class>,
+    /// Priorities of the classes that have active requests.
+    active_classes: BTreeSet<i32>,
     tenants: Vec<Tenant>,
     by_name: FxHashMap<Arc<str>, u32>,
     free: Vec<u32>,
@@ -136,9 +155,14 @@ impl PrefillQueue {
         self.active
     }
 
-    /// Priorities that have work, most urgent first.
-    pub fn priorities(&self) -> impl Iterator<Item = i32> + '_ {
-        self.classes.keys().copied()
+    /// The most urgent priority after `after` that has work, or active requests.
+    pub fn next_priority(&self, after: Option<i32>, active_only: bool) -> Option<i32> {
+        let range = (after.map_or(Unbounded, Excluded), Unbounded);
+        if active_only {
+            self.active_classes.range(range).next().copied()
+        } else {
+            self.classes.range(range).next().map(|(&key, _)| key)
+        }
     }
 
     pub fn class(&mut self, priority: i32) -> Option<&mut Class> {
@@ -216,6 +240,7 @@ impl PrefillQueue {
         if kind == Kind::Active {
             let position = turn.position;
             class.active_ring.insert(position, tenant);
+            self.active_classes.insert(priority);
         }
     }
 
@@ -238,6 +263,9 @@ impl PrefillQueue {
         let position = turn.position;
         if turn.active.is_empty() {
             class.active_ring.remove(&position);
+            if class.active_ring.is_empty() {
+                self.active_classes.remove(&priority);
+            }
         }
         if turn.active.is_empty() && turn.waiting.is_empty() {
             class.turns.remove(&tenant);
@@ -270,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_request_is_overtaken_only_by_its_own_length() {
+    fn what_comes_after_the_length_of_a_request_was_given_does_not_overtake_it() {
         let mut queue = PrefillQueue::default();
         let tenant = queue.join(&"".into());
         queue.insert(0, tenant, Kind::Waiting, (1000, 0, 0));

@@ -152,8 +152,9 @@ pub(crate) struct Request {
     /// Steps in which it was passed over because its blocks did not fit.
     pub skipped_steps: u32,
     pub last_skip_step: u64,
-    /// Free blocks it lacked when last looked at.
+    /// Free blocks it needed for itself when last looked at.
     pub blocks_needed: u32,
+    /// Preemptions, those while its reader was behind not counted.
     pub preemptions: u32,
     /// Its position in the list of decoding requests.
     pub decode_at: u32,
@@ -177,6 +178,12 @@ impl Request {
     /// Tokens whose KV is missing.
     pub fn remaining(&self) -> u32 {
         self.tokens.len() as u32 - self.computed
+    }
+
+    /// Whether it may lose its row to a request of this priority: it is less urgent (a greater number), or
+    /// its reader is behind.
+    pub fn yields_to(&self, priority: i32) -> bool {
+        self.priority > priority || self.state == State::Paused
     }
 
     /// Steals nothing from older requests: the order in which victims are chosen (greatest first).

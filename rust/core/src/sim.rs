@@ -131,11 +131,31 @@ impl Simulation {
 
     /// One step. Returns the tokens computed; `output` holds what was handed on.
     pub fn step(&mut self) -> Result<u32, StepError> {
+        self.step_with(|_, _| ())
+    }
+
+    /// A step in which `meddle` may change what the model sampled, or send commands, before it is
+    /// committed.
+    pub fn step_with(
+        &mut self,
+        meddle: impl FnOnce(&mut Engine, &StepArrays<'_>),
+    ) -> Result<u32, StepError> {
         let arrays = self.arrays.view();
         let tokens = self.engine.plan(0, &arrays)?;
         if tokens > 0 {
             self.model.forward(&arrays);
+            meddle(&mut self.engine, &arrays);
             self.engine.commit(0, &arrays)?;
+        }
+        self.engine.take_output(&mut self.output);
+        Ok(tokens)
+    }
+
+    /// A step whose forward pass fails.
+    pub fn fail_step(&mut self, reason: &str) -> Result<u32, StepError> {
+        let tokens = self.engine.plan(0, &self.arrays.view())?;
+        if tokens > 0 {
+            self.engine.fail_step(0, reason)?;
         }
         self.engine.take_output(&mut self.output);
         Ok(tokens)

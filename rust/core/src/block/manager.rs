@@ -148,20 +148,34 @@ impl<H: TokenHash> BlockManager<H> {
         uid == key.uid && uid != 0
     }
 
+    /// References held on a block.
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.pool.references(block)
+    }
+
+    /// The full blocks at the start of `tokens`, at most `max_blocks`, that are cached below `root`.
+    pub fn cached<'a>(
+        &'a self,
+        root: ChainKey,
+        tokens: &'a [u32],
+        max_blocks: usize,
+    ) -> impl Iterator<Item = BlockId> + 'a {
+        let contents = tokens
+            .chunks_exact(self.block_size as usize)
+            .take(max_blocks);
+        contents.scan(root, |end, content| {
+            let block = self.child(*end, content)?;
+            *end = self.index.key(block);
+            Some(block)
+        })
+    }
+
     /// How many of the full blocks of `tokens`, at most `max_blocks`, are cached below `root`. Changes nothing.
     ///
     /// At least one token must be left to compute: pass `(tokens.len() - 1) / block_size` for a prompt.
     pub fn lookup(&self, root: ChainKey, tokens: &[u32], max_blocks: usize) -> PrefixMatch {
         let mut found = PrefixMatch::default();
-        let mut end = root;
-        for content in tokens
-            .chunks_exact(self.block_size as usize)
-            .take(max_blocks)
-        {
-            let Some(block) = self.child(end, content) else {
-                break;
-            };
-            end = self.index.key(block);
+        for block in self.cached(root, tokens, max_blocks) {
             found.blocks += 1;
             found.free += u32::from(self.pool.references(block) == 0);
         }
@@ -281,6 +295,17 @@ impl<H: TokenHash> BlockManager<H> {
         }
     }
 
+    /// Gives back one reference to each of these blocks, whose content is not to be trusted: those that nobody else
+    /// holds can no longer be found.
+    pub fn discard(&mut self, blocks: &[BlockId]) {
+        for &block in blocks.iter().rev() {
+            if self.pool.references(block) == 1 && self.index.contains(block) {
+                self.forget(block);
+            }
+            self.release_one(block);
+        }
+    }
+
     /// Forgets all cached content, as when the weights change. Blocks in use stay with their holders but can no longer
     /// be found, and every key given out so far is dead: what was computed before never meets what is computed after.
     pub fn reset(&mut self) {
@@ -326,6 +351,23 @@ impl<H: TokenHash> BlockManager<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn discarded_blocks_are_found_only_while_others_hold_them() {
+        let mut manager = BlockManager::new(4, 1, true);
+        let root = manager.root(&[]);
+        let (mut table, mut other) = (Vec::new(), Vec::new());
+        manager.allocate(2, &mut table).expect("four are free");
+        let (key, _) = manager.register(root, table[0], &[1]);
+        manager.register(key, table[1], &[2]);
+        manager.acquire(root, &[1], 1, &mut other);
+        manager.discard(&table);
+        assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 1);
+        assert_eq!((manager.num_free(), manager.num_cached_free()), (3, 0));
+        manager.discard(&other);
+        assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 0);
+        manager.check(std::iter::empty()).expect("sound");
+    }
 
     #[test]
     fn a_shared_block_whose_registered_parent_was_evicted_is_registered_anew() {
