@@ -69,11 +69,7 @@ fn admit(criterion: &mut Criterion) {
     for (cached, name) in [(false, "cold"), (true, "hit")] {
         for register in [false, true] {
             let mut load = idle(cached, PROMPT);
-            let what = if register {
-                "plan_and_commit"
-            } else {
-                "plan"
-            };
+            let what = if register { "plan_and_commit" } else { "plan" };
             group.bench_function(BenchmarkId::new(what, name), |bencher| {
                 bencher.iter_custom(|iterations| {
                     let mut elapsed = Duration::ZERO;
