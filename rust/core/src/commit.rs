@@ -151,13 +151,13 @@ impl Engine {
     /// Gives the text side its entry and notes the times.
     fn hand_on(&mut self, index: u32, kept: u32, now: Instant, latency: &mut Vec<(Instant, u64)>) {
         let request = self.table.get_mut(index);
-        self.output.entries.push(OutputEntry {
-            id: request.id,
-            num_tokens: kept,
-            num_logprobs: request.params.num_logprobs,
-            cached_tokens: request.cached_tokens.unwrap_or(0),
-            end: None,
-        });
+        self.output.entries.push(OutputEntry::BLANK);
+        let entry = self.output.entries.last_mut();
+        let entry = entry.expect("invariant: just pushed");
+        entry.id = request.id;
+        entry.num_tokens = kept;
+        entry.num_logprobs = request.params.num_logprobs;
+        entry.cached_tokens = request.cached_tokens.unwrap_or(0);
         match request.last_token.replace(now) {
             // Requests of one batch share their latency: count equal neighbours together.
             Some(last) => match latency.last_mut() {

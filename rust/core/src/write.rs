@@ -72,7 +72,14 @@ impl Engine {
         for &index in &self.decoding {
             let request = self.table.get_mut(index);
             if !drafting || request.drafts.is_empty() {
-                state.planned.push(writer.decode(index, request));
+                let first_sample = writer.samples as u32;
+                writer.decode(request);
+                state.planned.push(Planned {
+                    index,
+                    tokens: 1,
+                    samples: 1,
+                    first_sample,
+                });
             }
         }
         let num_decodes = writer.seqs;
@@ -150,19 +157,12 @@ impl Engine {
 impl Writer<'_, '_> {
     /// One request's next token: the common case, kept short.
     #[inline]
-    fn decode(&mut self, index: u32, request: &mut Request) -> Planned {
+    fn decode(&mut self, request: &mut Request) {
         let position = request.computed as usize;
         let token = request.tokens[position];
         self.token(token, position, request);
         self.sequence(request, 1, position + 1);
-        let first_sample = self.samples as u32;
         self.sample(request, self.tokens - 1, 0);
-        Planned {
-            index,
-            tokens: 1,
-            samples: 1,
-            first_sample,
-        }
     }
 
     /// Several tokens of a request: a prefill chunk, or a token with drafts behind it.
