@@ -56,13 +56,17 @@ impl Load {
     /// `running` requests that decode, their prompts computed, and `waiting` more behind them.
     pub fn decoding(running: u32, waiting: u32) -> Self {
         let block_size = 16;
-        let longest = SHORTEST + SPREAD + STEPS + 2;
+        let budget = 8192;
+        let prompt = SHORTEST + SPREAD;
+        // The first to decode do so while the prompts of the others are computed.
+        let prefill_steps = 2 * running * prompt / budget + 2;
+        let longest = prompt + prefill_steps + STEPS;
         let mut load = Self::new(EngineConfig {
             block_size,
             // One more for each: admission keeps as many free.
             num_blocks: running * (longest.div_ceil(block_size) + 1),
             max_num_seqs: running,
-            max_num_batched_tokens: 8192,
+            max_num_batched_tokens: budget,
             max_model_len: 2048,
             ..EngineConfig::default()
         });
@@ -138,6 +142,11 @@ impl Decoding {
             load: Load::decoding(running, waiting),
             left: STEPS,
         }
+    }
+
+    /// Preemptions so far in the load that is under way.
+    pub fn preemptions(&self) -> u64 {
+        self.load.engine.stats().counters.preemptions
     }
 
     /// Hands the load over for up to `steps` steps; returns how many it may make.

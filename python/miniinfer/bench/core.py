@@ -87,6 +87,7 @@ def _steps(size: LoadSize, scale: float) -> tuple[float, float, float]:
         # The text thread has yet to get its turn.
         core.step()
     assert core.num_sampled() == python.num_sampled() == size.running
+    assert core.model.core.stats()["num_preemptions"] == 0
     return (*(_us(statistics.median(each)) for each in times), _us(statistics.median(core.drained)))  # type: ignore[return-value]
 
 

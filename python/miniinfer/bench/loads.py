@@ -34,7 +34,10 @@ class LoadSize:
 
     def limits(self) -> dict[str, Any]:
         """Return the limits of an engine for this load: no row beyond the running requests'."""
-        longest = -(-(_SHORTEST + _SPREAD + self.steps + 2) // BLOCK_SIZE)
+        prompt = _SHORTEST + _SPREAD
+        # The first to decode do so while the prompts of the others are computed.
+        prefill_steps = 2 * self.running * prompt // self.max_num_batched_tokens + 2
+        longest = -(-(prompt + prefill_steps + self.steps) // BLOCK_SIZE)
         # One more for each: admission keeps as many free.
         blocks = max(self.running * (longest + 1), 8192)
         return {
