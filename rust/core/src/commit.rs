@@ -165,6 +165,7 @@ impl Engine {
                 _ => latency.push((last, 1)),
             },
             None => {
+                request.first_token = Some(now);
                 self.counters
                     .time_to_first_token
                     .observe(now - request.arrived);

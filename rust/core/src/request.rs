@@ -143,6 +143,7 @@ pub(crate) struct Request {
     pub edits: Option<Box<LogitEdits>>,
     pub id: RequestId,
     pub last_token: Option<Instant>,
+    pub first_token: Option<Instant>,
     /// Prompt tokens taken from the prefix cache at the first admission.
     pub cached_tokens: Option<u32>,
     pub state: State,
