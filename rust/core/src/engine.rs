@@ -189,6 +189,7 @@ impl Engine {
             self.deferred.extend(commands);
             return;
         }
+        let now = Instant::now();
         for command in commands {
             match command {
                 Command::Add {
@@ -196,8 +197,8 @@ impl Engine {
                     request,
                     arrival,
                 } => self.add(first, &request, arrival),
-                Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort)),
-                Command::Stop(id) => self.end_by_id(id, None),
+                Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort), now),
+                Command::Stop(id) => self.end_by_id(id, None, now),
                 Command::Pause(id) => self.set_paused(id, true),
                 Command::Resume(id) => self.set_paused(id, false),
                 Command::Draft(id, drafts) => self.set_drafts(id, drafts),
@@ -220,8 +221,9 @@ impl Engine {
         self.slots[slot].in_flight = false;
         let reason: Arc<str> = reason.into();
         let planned = std::mem::take(&mut self.slots[slot].planned);
+        let now = Instant::now();
         for entry in &planned {
-            self.end(entry.index, Some(EndReason::Error(reason.clone())));
+            self.end(entry.index, Some(EndReason::Error(reason.clone())), now);
         }
         self.slots[slot].planned = planned;
         self.apply_deferred();
@@ -236,8 +238,9 @@ impl Engine {
         self.apply_deferred();
         let reason: Arc<str> = reason.into();
         let indices: Vec<u32> = self.table.iter().map(|(index, _)| index).collect();
+        let now = Instant::now();
         for index in indices {
-            self.end(index, Some(EndReason::Error(reason.clone())));
+            self.end(index, Some(EndReason::Error(reason.clone())), now);
         }
     }
 
