@@ -1,5 +1,6 @@
 //! A request: what was asked, and how far it has come.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -154,7 +155,6 @@ pub(crate) struct Request {
     pub edits: Option<Box<LogitEdits>>,
     pub id: RequestId,
     pub last_token: Option<Instant>,
-    pub first_token: Option<Instant>,
     /// Prompt tokens taken from the prefix cache at the first admission; 0 before it.
     pub cached_tokens: u32,
     pub state: State,
@@ -174,9 +174,9 @@ pub(crate) struct Request {
     pub key: i64,
     /// Steps in which it was passed over because its blocks did not fit.
     pub skipped_steps: u32,
-    pub last_skip_step: u64,
     /// Free blocks it needed for itself when last looked at.
     pub blocks_needed: u32,
+    pub last_skip_step: u64,
     /// Preemptions, those while its reader was behind not counted.
     pub preemptions: u32,
     /// Its position in the list of decoding requests.
@@ -187,7 +187,20 @@ pub(crate) struct Request {
     pub followers: Vec<RequestId>,
     pub arrived: Instant,
     pub admitted: Option<Instant>,
+    pub first_token: Option<Instant>,
 }
+
+const _: () = assert!(
+    offset_of!(Request, params) + offset_of!(SamplingSpec, presence_penalty) <= 3 * 64,
+    "what each step looks at fits three cache lines"
+);
+
+// An odd number of lines: with a power of two, the first lines of all requests would share an eighth of a cache.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+const _: () = assert!(
+    size_of::<Option<Request>>() == 7 * 64,
+    "a request fills seven cache lines"
+);
 
 impl Request {
     pub fn num_output(&self) -> u32 {
