@@ -202,6 +202,9 @@ impl Engine {
             State::Parked => {}
         }
         let request = self.table.remove(index);
+        if self.overdue.get(&request.priority) == Some(&request.id) {
+            self.overdue.remove(&request.priority);
+        }
         self.num_ended += 1;
         self.blocks.release(&request.table);
         self.blocks.release_root(request.root);
