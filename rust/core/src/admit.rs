@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::block::BlockId;
 use crate::engine::{Engine, HOLE};
 use crate::queue::Kind;
-use crate::request::Request;
+use crate::request::{Request, RequestId};
 
 /// A waiting request is looked at again after so many steps even if too few blocks seem to be free: what
 /// it needs shrinks when others compute its prefix.
@@ -66,14 +66,20 @@ impl Engine {
             return;
         }
         let index = self.table.find(id);
-        let index = index.expect("invariant: a request that ends is overdue no more");
+        let index = index.expect("invariant: what is overdue waits");
         let request = self.table.get(index);
         let place = (request.key, request.sequence, index);
         if self.try_admit(index) {
             self.activate(place);
-            self.overdue.remove(&priority);
         } else {
             self.admission_closed = true;
+        }
+    }
+
+    /// A request is admitted or ends.
+    pub(crate) fn no_more_overdue(&mut self, priority: i32, id: RequestId) {
+        if self.overdue.get(&priority) == Some(&id) {
+            self.overdue.remove(&priority);
         }
     }
 
@@ -110,6 +116,7 @@ impl Engine {
             if fits || (urgent && self.fits_without_victims(index)) {
                 self.take_from_victims(index);
                 self.admit(index);
+                self.no_more_overdue(priority, self.table.get(index).id);
                 return true;
             }
         }
