@@ -99,6 +99,10 @@ format: $(VENV)/.installed ## Format the sources
 bench: ## The core's micro-benchmarks
 	cargo bench --locked -p miniinfer-core
 
+.PHONY: bench-core
+bench-core: $(VENV)/.wheel ## The core beside a scheduler in plain Python; refreshes benches/
+	$(BIN)/python benches/core.py
+
 # --- tidy -----------------------------------------------------------------------------------------
 
 .PHONY: clean

@@ -8,6 +8,16 @@ import numpy.typing as npt
 
 __version__: str
 
+__all__ = [
+    "Delta",
+    "Engine",
+    "EngineDeadError",
+    "RequestError",
+    "Submission",
+    "TokenLogprob",
+    "__version__",
+]
+
 # `bytes` under a name that the member of the same name does not hide.
 _RawBytes: TypeAlias = bytes
 
@@ -20,7 +30,7 @@ class RequestError(ValueError):
 class EngineDeadError(RuntimeError):
     """The engine has stopped and takes no more requests."""
 
-class SubmitParams(TypedDict, total=False):
+class _SubmitParams(TypedDict, total=False):
     """What `Engine.submit` takes beside the prompt. All but `temperature` have defaults."""
 
     n: int
@@ -147,7 +157,7 @@ class Engine:
     def wait(self, timeout: float | None = None) -> bool: ...
     def interrupt(self) -> None: ...
     def has_requests(self) -> bool: ...
-    def submit(self, prompt: list[int], params: SubmitParams) -> Submission: ...
+    def submit(self, prompt: list[int], params: _SubmitParams) -> Submission: ...
     def drain(self) -> list[tuple[int, Delta]]: ...
     def wake_fd(self) -> int: ...
     def clear_wake(self) -> None: ...

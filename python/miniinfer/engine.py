@@ -241,7 +241,8 @@ def _device(name: str) -> torch.device:
 
 
 def _free_memory(device: torch.device) -> int:
-    if device.type == "cpu":
+    if device.type != "cuda":
+        # Devices without memory of their own share the host's.
         return available_memory()
     import torch
 

@@ -39,6 +39,6 @@ def _token_ids(values: Any) -> list[int]:
 
 def _id(value: object) -> int:
     """A token id of another integer type, such as numpy's."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**31:
         raise ParameterError("prompt", f"a token id must be an integer from 0, got {value!r}")
     return int(value)

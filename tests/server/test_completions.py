@@ -262,7 +262,10 @@ async def test_logprobs_of_a_character_cut_into_tokens(client, engine):
 async def test_refusal_by_the_engine_leaves_nothing_running(client, engine):
     def script(ids, params):
         if ids == [98]:
-            raise ValueError("this request can never run", "max_tokens")
+            # As the core's RequestError.
+            error = ValueError("this request can never run")
+            error.param = "max_tokens"
+            raise error
         return answer(params, ["x"])
 
     engine.script = script

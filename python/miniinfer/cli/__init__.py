@@ -1,4 +1,4 @@
-"""The command line: `miniinfer serve | chat | generate | fetch`.
+"""The command line: `miniinfer serve | chat | generate | fetch | bench`.
 
 Each command is a module with `add_parser` and `run`. They import what is heavy inside `run`, so
 `miniinfer --help` needs neither torch nor aiohttp.
@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import chat, fetch, generate, serve
+from . import bench, chat, fetch, generate, serve
 from .options import UsageError
 
-_COMMANDS = (serve, chat, generate, fetch)
+_COMMANDS = (serve, chat, generate, fetch, bench)
 
 
 class _Version(argparse.Action):

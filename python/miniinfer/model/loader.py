@@ -60,9 +60,10 @@ def load_model(
         dtype = _default_dtype(config, path, device) if dtype is None else dtype
         weights = _to_device(host_weights.weights, path, dtype, device)
         factors = host_weights.rotary_factors
-    model = LlamaModel(config, dtype, device, max_positions=max_positions, weights=weights)
-    if factors is not None:
-        model.set_rotary_factors(torch.from_numpy(factors))
+    with _room_for_weights(path, device):
+        model = LlamaModel(config, dtype, device, max_positions=max_positions, weights=weights)
+        if factors is not None:
+            model.set_rotary_factors(torch.from_numpy(factors))
     return model
 
 

@@ -56,15 +56,13 @@ macro_rules! step_arrays {
         impl<'a> StepArrays<'a> {
             /// Checks each array against the size that the configuration needs.
             pub fn check(&self, config: &EngineConfig) -> Result<(), StepError> {
-                for (name, needed) in array_lengths(config) {
-                    let actual = match name {
-                        $(stringify!($name) => self.$name.len(),)*
-                        _ => unreachable!("invariant: names come from the same list"),
-                    };
+                $({
+                    let (needed, actual) = ({ let $c = config; $len }, self.$name.len());
                     if actual < needed {
+                        let name = stringify!($name);
                         return Err(StepError::ArrayLength { name, needed, actual });
                     }
-                }
+                })*
                 Ok(())
             }
         }

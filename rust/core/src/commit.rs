@@ -27,11 +27,13 @@ impl Engine {
         self.output.top_width = self.slots[slot]
             .num_logprobs
             .map_or(0, |_| self.config.max_logprobs as usize);
+        self.output.entries.reserve(planned.len());
+        self.output.tokens.reserve(planned.len());
         let mut latency = Vec::new();
         for entry in &planned {
             self.commit_one(entry, arrays, slot, now, &mut latency);
         }
-        self.observe_latency(latency);
+        self.observe_latency(now, latency);
         let state = &mut self.slots[slot];
         state.planned = planned;
         if let Some(started) = state.started.take() {
@@ -47,7 +49,7 @@ impl Engine {
         arrays: &StepArrays<'_>,
         slot: usize,
         now: Instant,
-        latency: &mut Vec<(std::time::Duration, u64)>,
+        latency: &mut Vec<(Instant, u64)>,
     ) {
         let index = planned.index;
         let request = self.table.get_mut(index);
@@ -60,7 +62,11 @@ impl Engine {
         }
         let prefilling = request.state == State::Prefill;
         let known = request.tokens.len() as u32;
-        let drafts = std::mem::take(&mut request.drafts);
+        let drafts = if self.config.max_draft_tokens > 0 {
+            std::mem::take(&mut request.drafts)
+        } else {
+            Vec::new()
+        };
         let before = request.computed;
         let first_token = self.output.tokens.len();
         let mut fate = Fate::Continue;
@@ -143,31 +149,23 @@ impl Engine {
     }
 
     /// Gives the text side its entry and notes the times.
-    fn hand_on(
-        &mut self,
-        index: u32,
-        kept: u32,
-        now: Instant,
-        latency: &mut Vec<(std::time::Duration, u64)>,
-    ) {
+    fn hand_on(&mut self, index: u32, kept: u32, now: Instant, latency: &mut Vec<(Instant, u64)>) {
         let request = self.table.get_mut(index);
-        self.output.entries.push(OutputEntry {
-            id: request.id,
-            num_tokens: kept,
-            num_logprobs: request.params.num_logprobs,
-            cached_tokens: request.cached_tokens.unwrap_or(0),
-            end: None,
-        });
+        self.output.entries.push(OutputEntry::BLANK);
+        let entry = self.output.entries.last_mut();
+        let entry = entry.expect("invariant: just pushed");
+        entry.id = request.id;
+        entry.num_tokens = kept;
+        entry.num_logprobs = request.params.num_logprobs;
+        entry.cached_tokens = request.cached_tokens.unwrap_or(0);
         match request.last_token.replace(now) {
-            Some(last) => {
-                // Requests of one batch share their latency: count equal neighbours together.
-                let elapsed = now - last;
-                match latency.last_mut() {
-                    Some((same, times)) if *same == elapsed => *times += 1,
-                    _ => latency.push((elapsed, 1)),
-                }
-            }
+            // Requests of one batch share their latency: count equal neighbours together.
+            Some(last) => match latency.last_mut() {
+                Some((same, times)) if *same == last => *times += 1,
+                _ => latency.push((last, 1)),
+            },
             None => {
+                request.first_token = Some(now);
                 self.counters
                     .time_to_first_token
                     .observe(now - request.arrived);
@@ -179,11 +177,12 @@ impl Engine {
         }
     }
 
-    fn observe_latency(&mut self, latency: Vec<(std::time::Duration, u64)>) {
-        for (elapsed, times) in latency {
+    /// Counts the times since the last tokens: when those were, and of how many requests.
+    fn observe_latency(&mut self, now: Instant, latency: Vec<(Instant, u64)>) {
+        for (last, times) in latency {
             self.counters
                 .inter_token_latency
-                .observe_many(elapsed, times);
+                .observe_many(now - last, times);
         }
     }
 

@@ -64,6 +64,7 @@ impl Engine {
                 arrived: arrival.time,
                 admitted: None,
                 last_token: None,
+                first_token: None,
             });
             if choice == 0 {
                 self.table.get_mut(index).followers =
@@ -211,6 +212,9 @@ impl Engine {
         self.counters
             .e2e_request_latency
             .observe(now - request.arrived);
+        if let Some(first) = request.first_token {
+            self.counters.request_decode_time.observe(now - first);
+        }
         self.hand_over(&request.followers);
     }
 

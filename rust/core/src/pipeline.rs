@@ -15,7 +15,7 @@ use crate::engine::Command;
 use crate::inbox::{Inbox, Receiver};
 use crate::output::{self, HubProducer, StreamProducer};
 use crate::request::RequestId;
-use crate::step::{EndReason, OutputEntry, StepOutput};
+use crate::step::{EndReason, OutputEntry, SpareOutputs, StepOutput};
 use crate::text::{Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, Verdict};
 
 /// What a reader gets: text, and where the prompt came from.
@@ -120,17 +120,21 @@ pub struct Pipeline {
     messages: Vec<TextMessage>,
     flushes: Vec<u64>,
     delta: StreamDelta,
+    /// Where outputs go when they are read.
+    spares: SpareOutputs,
     closed: bool,
 }
 
 impl Pipeline {
-    /// A pipeline that hears from `inbox`, speaks through `hub` and tells `engine` what it finds.
+    /// A pipeline that hears from `inbox`, speaks through `hub`, tells `engine` what it finds and gives the
+    /// outputs that it has read to `spares`.
     pub fn new(
         inbox: Receiver<TextMessage>,
         hub: HubProducer<StreamDelta>,
         engine: Inbox<Command>,
         policy: StallPolicy,
         counters: Arc<StallCounters>,
+        spares: SpareOutputs,
     ) -> Self {
         Self {
             inbox,
@@ -143,6 +147,7 @@ impl Pipeline {
             messages: Vec::new(),
             flushes: Vec::new(),
             delta: StreamDelta::default(),
+            spares,
             closed: false,
         }
     }
@@ -183,7 +188,10 @@ impl Pipeline {
                     };
                     self.streams.insert(id, stream);
                 }
-                TextMessage::Step(step) => self.step(&step),
+                TextMessage::Step(step) => {
+                    self.step(&step);
+                    self.spares.give(step);
+                }
                 TextMessage::Close => self.closed = true,
             }
         }

@@ -122,28 +122,37 @@ pub(crate) const NO_ROW: u32 = u32::MAX;
 
 /// A live request. `tokens` is prompt and output; the KV of the first `computed` of them is in the
 /// blocks of `table`.
+///
+/// A decode step touches the fields in order of their declaration, as far as `chain`: thousands of requests
+/// do not fit the nearest cache, so what is not needed each step lies behind.
+#[repr(C)]
 pub(crate) struct Request {
-    pub id: RequestId,
-    pub state: State,
     pub tokens: Vec<u32>,
-    pub prompt_len: u32,
+    pub table: Vec<BlockId>,
     pub computed: u32,
     /// Tokens of `tokens` (and drafts) given to the step in flight.
     pub scheduled: u32,
-    pub drafts: Vec<u32>,
-    pub table: Vec<BlockId>,
-    /// Blocks of `table` that are full and were offered to the prefix index.
-    pub registered: u32,
-    pub extra_keys: Arc<[ExtraKey]>,
-    pub root: ChainKey,
-    pub chain: ChainKey,
-    pub row: u32,
-    /// Per slot: the entries of the block table row that are already written.
-    pub synced: [u32; 2],
     /// Longest the sequence may become.
     pub max_len: u32,
-    pub params: SamplingSpec,
+    pub row: u32,
+    pub prompt_len: u32,
+    /// Blocks of `table` that are full and were offered to the prefix index.
+    pub registered: u32,
+    /// Per slot: the entries of the block table row that are already written.
+    pub synced: [u32; 2],
     pub edits: Option<Box<LogitEdits>>,
+    pub id: RequestId,
+    pub last_token: Option<Instant>,
+    pub first_token: Option<Instant>,
+    /// Prompt tokens taken from the prefix cache at the first admission.
+    pub cached_tokens: Option<u32>,
+    pub state: State,
+    pub paused: bool,
+    pub params: SamplingSpec,
+    pub chain: ChainKey,
+    pub root: ChainKey,
+    pub drafts: Vec<u32>,
+    pub extra_keys: Arc<[ExtraKey]>,
     pub priority: i32,
     pub tenant: u32,
     /// Order of arrival.
@@ -161,16 +170,12 @@ pub(crate) struct Request {
     pub preemptions: u32,
     /// Its position in the list of decoding requests.
     pub decode_at: u32,
-    pub paused: bool,
-    /// Prompt tokens taken from the prefix cache at the first admission.
-    pub cached_tokens: Option<u32>,
     /// The choice that computes the prompt, for the others of its request.
     pub leader: Option<RequestId>,
     /// The choices that wait for this one to compute the prompt.
     pub followers: Vec<RequestId>,
     pub arrived: Instant,
     pub admitted: Option<Instant>,
-    pub last_token: Option<Instant>,
 }
 
 impl Request {

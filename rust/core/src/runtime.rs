@@ -14,7 +14,7 @@ use crate::inbox::{self, Inbox, Receiver};
 use crate::output::{self, HubConsumer, Wake};
 use crate::pipeline::{Pipeline, StallCounters, StallPolicy, StreamDelta, TextMessage};
 use crate::stats::Stats;
-use crate::step::StepOutput;
+use crate::step::{SpareOutputs, StepOutput};
 use crate::text::TextModel;
 
 /// Deltas that a stream holds one by one before they merge.
@@ -32,6 +32,7 @@ pub struct Driver {
     engine: Engine,
     commands: Vec<Command>,
     output: StepOutput,
+    spares: SpareOutputs,
 }
 
 /// A running engine. Its parts lock apart, so that no reader waits for a step.
@@ -80,12 +81,14 @@ impl Runtime {
         let (producer, consumer) = output::hub(RING, wake.clone(), move || waker.wake());
         let opener = producer.opener();
         let stall = Arc::new(StallCounters::default());
+        let spares = SpareOutputs::default();
         let pipeline = Pipeline::new(
             text_receiver,
             producer,
             commands.clone(),
             spec.policy,
             stall.clone(),
+            spares.clone(),
         );
         let text_side = if spec.text_thread {
             let thread = std::thread::Builder::new().name("miniinfer-text".into());
@@ -110,6 +113,7 @@ impl Runtime {
                 engine,
                 commands: Vec::new(),
                 output: StepOutput::default(),
+                spares,
             }),
             receiver: Mutex::new(receiver),
             consumer: Mutex::new(consumer),
@@ -201,7 +205,7 @@ impl Runtime {
         *lock(&self.stats) = engine.stats();
         self.ended.store(engine.num_ended(), Ordering::Release);
         if !driver.output.is_empty() {
-            let step = std::mem::take(&mut driver.output);
+            let step = std::mem::replace(&mut driver.output, driver.spares.take());
             let _ = self.frontend.text.push(TextMessage::Step(step));
         }
         if let TextSide::Inline(pipeline) = &self.text {

@@ -14,10 +14,10 @@ impl Engine {
     /// Decides the step: preempts, admits, and sets `scheduled` of each request in it.
     pub(crate) fn schedule(&mut self) {
         self.growth = None;
-        self.refund = 0;
         self.close_holes();
-        self.provide_decode_blocks();
-        let decode_tokens = self.schedule_decodes();
+        self.schedule_decodes();
+        self.refund = 0;
+        let decode_tokens = self.decode_tokens();
         let budget = self.prefill_budget(decode_tokens);
         self.grant_prefills(budget);
         self.close_holes();
@@ -35,9 +35,11 @@ impl Engine {
         self.decoding_holes = 0;
     }
 
-    /// Gives each decoding request room for its next token (and drafts), preempting where none is left.
-    fn provide_decode_blocks(&mut self) {
-        let block_size = self.config.block_size;
+    /// Schedules each decoding request's next token (and drafts) and gives it room, preempting where none is
+    /// left.
+    fn schedule_decodes(&mut self) {
+        let block_size = self.config.block_size as usize;
+        let drafting = self.config.max_draft_tokens > 0;
         let mut spare_drafts = self.draft_budget();
         for at in 0..self.decoding.len() {
             loop {
@@ -47,16 +49,25 @@ impl Engine {
                     break;
                 }
                 let request = self.table.get_mut(index);
-                let room = request.max_len - request.tokens.len() as u32;
-                let drafts = spare_drafts.min(room.saturating_sub(1));
-                request.drafts.truncate(drafts as usize);
-                let len = request.tokens.len() + request.drafts.len();
-                let needed = (len as u32).div_ceil(block_size) as usize - request.table.len();
-                if needed == 0 || self.blocks.allocate(needed, &mut request.table).is_ok() {
-                    spare_drafts -= request.drafts.len() as u32;
+                let mut drafts = 0;
+                if drafting {
+                    let room = request.max_len - request.tokens.len() as u32;
+                    let most = spare_drafts.min(room.saturating_sub(1));
+                    request.drafts.truncate(most as usize);
+                    drafts = request.drafts.len();
+                }
+                let (len, held) = (request.tokens.len() + drafts, request.table.len());
+                if len <= held * block_size
+                    || self
+                        .blocks
+                        .allocate(len.div_ceil(block_size) - held, &mut request.table)
+                        .is_ok()
+                {
+                    request.scheduled = 1 + drafts as u32;
+                    spare_drafts -= drafts as u32;
                     break;
                 }
-                if !request.drafts.is_empty() {
+                if drafts > 0 {
                     request.drafts.clear();
                     continue;
                 }
@@ -78,15 +89,13 @@ impl Engine {
         spare.saturating_sub(MIN_CHUNK_BLOCKS * self.config.block_size)
     }
 
-    /// One token and its drafts for each decoding request.
-    fn schedule_decodes(&mut self) -> u32 {
-        let mut total = 0;
-        for &index in self.decoding.iter().filter(|&&index| index != HOLE) {
-            let request = self.table.get_mut(index);
-            request.scheduled = 1 + request.drafts.len() as u32;
-            total += request.scheduled;
+    /// Tokens of the decoding requests in this step.
+    fn decode_tokens(&self) -> u32 {
+        if self.config.max_draft_tokens == 0 {
+            return self.num_decoding() as u32;
         }
-        total
+        let indices = self.decoding.iter().filter(|&&index| index != HOLE);
+        indices.map(|&index| self.table.get(index).scheduled).sum()
     }
 
     /// Tokens that prefills may have in this step.

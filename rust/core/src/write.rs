@@ -72,7 +72,14 @@ impl Engine {
         for &index in &self.decoding {
             let request = self.table.get_mut(index);
             if !drafting || request.drafts.is_empty() {
-                state.planned.push(writer.decode(index, request));
+                let first_sample = writer.samples as u32;
+                writer.decode(request);
+                state.planned.push(Planned {
+                    index,
+                    tokens: 1,
+                    samples: 1,
+                    first_sample,
+                });
             }
         }
         let num_decodes = writer.seqs;
@@ -150,19 +157,12 @@ impl Engine {
 impl Writer<'_, '_> {
     /// One request's next token: the common case, kept short.
     #[inline]
-    fn decode(&mut self, index: u32, request: &mut Request) -> Planned {
+    fn decode(&mut self, request: &mut Request) {
         let position = request.computed as usize;
         let token = request.tokens[position];
         self.token(token, position, request);
         self.sequence(request, 1, position + 1);
-        let first_sample = self.samples as u32;
         self.sample(request, self.tokens - 1, 0);
-        Planned {
-            index,
-            tokens: 1,
-            samples: 1,
-            first_sample,
-        }
     }
 
     /// Several tokens of a request: a prefill chunk, or a token with drafts behind it.
@@ -170,14 +170,11 @@ impl Writer<'_, '_> {
         let first = request.computed as usize;
         let scheduled = request.scheduled;
         let known = request.tokens.len();
-        for position in first..first + scheduled as usize {
-            let token = match position.checked_sub(known) {
-                None => request.tokens[position],
-                Some(draft) => request.drafts[draft],
-            };
-            self.token(token, position, request);
-        }
         let end = first + scheduled as usize;
+        self.run(&request.tokens[first..end.min(known)], first, request);
+        if end > known {
+            self.run(&request.drafts[..end - known], known, request);
+        }
         self.sequence(request, scheduled, end);
         let first_sample = self.samples as u32;
         // The last known token and each draft predict a token.
@@ -202,6 +199,36 @@ impl Writer<'_, '_> {
         arrays.positions[at].set(position as i32);
         arrays.slot_mapping[at].set((block * self.block_size + position % self.block_size) as i64);
         self.tokens += 1;
+    }
+
+    /// Consecutive tokens from position `first` on, block by block.
+    fn run(&mut self, tokens: &[u32], first: usize, request: &Request) {
+        let cells = self.tokens..self.tokens + tokens.len();
+        for (cell, &token) in self.arrays.token_ids[cells.clone()].iter().zip(tokens) {
+            cell.set(token as i32);
+        }
+        for (cell, position) in self.arrays.positions[cells.clone()]
+            .iter()
+            .zip(first as i32..)
+        {
+            cell.set(position);
+        }
+        let mut slots = &self.arrays.slot_mapping[cells];
+        let mut offset = first % self.block_size;
+        for &block in &request.table[first / self.block_size..] {
+            let here = slots.len().min(self.block_size - offset);
+            let (of_block, rest) = slots.split_at(here);
+            let start = (block as usize * self.block_size + offset) as i64;
+            for (cell, slot) in of_block.iter().zip(start..) {
+                cell.set(slot);
+            }
+            if rest.is_empty() {
+                break;
+            }
+            slots = rest;
+            offset = 0;
+        }
+        self.tokens += tokens.len();
     }
 
     #[inline]

@@ -1,0 +1,1 @@
+"""Measuring the control plane without a model: `miniinfer bench core`."""
