@@ -203,6 +203,7 @@ impl Engine {
             State::Parked => {}
         }
         let request = self.table.remove(index);
+        self.no_more_overdue(request.priority, request.id);
         self.num_ended += 1;
         self.blocks.release(&request.table);
         self.blocks.release_root(request.root);
