@@ -89,8 +89,8 @@ def merge(rust: Figures, through_python: Figures, scheduler: Figures) -> Figures
 def readme_table(figures: Figures) -> str:
     """The table of `README.md`, with the machine it was measured on."""
     lines = [
-        f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, CPython "
-        f"{platform.python_version()}; load average {os.getloadavg()[0]:.1f} at the end.",
+        f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+        f"CPython {platform.python_version()}; load average {os.getloadavg()[0]:.1f} at the end.",
         "",
         "| microseconds | must be | core | core from Python | plain Python | ratio | others |",
         "|---|---|---|---|---|---|---|",

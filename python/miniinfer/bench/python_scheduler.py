@@ -1,7 +1,7 @@
 """A scheduler of the core's semantics in plain Python: what the compiled core is measured against.
 
 Continuous batching, chunked prefill, paged blocks with reference counts, a prefix cache by chained
-hashes whose tokens are compared on a hit, least-recently-used eviction, and preemption by recompute.
+hashes whose tokens are compared on a hit, least-recently-used eviction, preemption by recompute.
 Lists, dicts and deques throughout, as Python engines write it; a step's inputs end up in numpy
 arrays. It leaves out what the core also does: tenants, priorities, pauses, statistics, text.
 """

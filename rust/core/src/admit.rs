@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::block::BlockId;
 use crate::engine::{Engine, HOLE};
 use crate::queue::Kind;
-use crate::request::{Request, State};
+use crate::request::{Request, RequestId};
 
 /// A waiting request is looked at again after so many steps even if too few blocks seem to be free: what
 /// it needs shrinks when others compute its prefix.
@@ -44,8 +44,8 @@ impl Engine {
         };
         let class = self.queue.class(priority);
         let class = class.expect("invariant: listed classes exist");
-        let tenant = class
-            .front(false)
+        let (_, tenant) = class
+            .next_tenant(false, None)
             .expect("invariant: the ring is not empty");
         if let Some(place) = class.next(tenant, Kind::Waiting, None)
             && self.victim_possible(priority)
@@ -56,27 +56,30 @@ impl Engine {
         }
     }
 
-    /// Requests of this class that were passed over too often come before all others, whoever's turn it
-    /// is, and nothing is admitted behind one that still does not fit.
+    /// A request of this class that was passed over too often comes before all others, whoever's turn it
+    /// is, and nothing is admitted behind it if it still does not fit.
     pub(crate) fn admit_overdue(&mut self, priority: i32) {
-        let mut at = 0;
-        while at < self.overdue.len() && !self.admission_closed {
-            let index = self.table.find(self.overdue[at]);
-            let Some(index) = index.filter(|&index| self.table.get(index).state == State::Waiting)
-            else {
-                self.overdue.remove(at);
-                continue;
-            };
-            let request = self.table.get(index);
-            if request.priority == priority {
-                let place = (request.key, request.sequence, index);
-                if self.try_admit(index) {
-                    self.activate(place);
-                } else {
-                    self.admission_closed = true;
-                }
-            }
-            at += 1;
+        let Some(&id) = self.overdue.get(&priority) else {
+            return;
+        };
+        if self.admission_closed {
+            return;
+        }
+        let index = self.table.find(id);
+        let index = index.expect("invariant: what is overdue waits");
+        let request = self.table.get(index);
+        let place = (request.key, request.sequence, index);
+        if self.try_admit(index) {
+            self.activate(place);
+        } else {
+            self.admission_closed = true;
+        }
+    }
+
+    /// A request is admitted or ends.
+    pub(crate) fn no_more_overdue(&mut self, priority: i32, id: RequestId) {
+        if self.overdue.get(&priority) == Some(&id) {
+            self.overdue.remove(&priority);
         }
     }
 
@@ -90,8 +93,9 @@ impl Engine {
         request.last_skip_step = self.step;
         request.skipped_steps += 1;
         let limit = self.config.max_skipped_steps;
-        if request.skipped_steps == limit.max(1) {
-            self.overdue.push(request.id);
+        if request.skipped_steps >= limit.max(1) {
+            // One at a time: those that were passed over together still come by turns.
+            self.overdue.entry(request.priority).or_insert(request.id);
         }
         self.skips = self.skips.saturating_sub(1);
         self.admission_closed |= self.skips == 0 || request.skipped_steps > limit;
@@ -112,6 +116,7 @@ impl Engine {
             if fits || (urgent && self.fits_without_victims(index)) {
                 self.take_from_victims(index);
                 self.admit(index);
+                self.no_more_overdue(priority, self.table.get(index).id);
                 return true;
             }
         }

@@ -88,6 +88,12 @@ impl Engine {
         ensure(count(State::Paused) == self.num_paused, || {
             "paused requests".into()
         })?;
+        for (&priority, &id) in &self.overdue {
+            let request = self.table.find(id).map(|index| self.table.get(index));
+            let waits =
+                request.is_some_and(|r| r.state == State::Waiting && r.priority == priority);
+            ensure(waits, || format!("request {id} is overdue at {priority}"))?;
+        }
         ensure(count(State::Following) == self.num_following, || {
             "following choices".into()
         })?;

@@ -4,6 +4,7 @@
 //! a row and blocks in `admit`; what is written lives in `write`, what is read back in `commit`, and how a
 //! request goes from state to state in `lifecycle`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -84,8 +85,8 @@ pub struct Engine {
     pub(crate) admission_closed: bool,
     /// No running request has a greater priority number.
     pub(crate) least_urgent: i32,
-    /// Requests that were passed over too often, waiting at the time; ended ones are dropped when met.
-    pub(crate) overdue: Vec<RequestId>,
+    /// By priority, a waiting request that was passed over too often.
+    pub(crate) overdue: BTreeMap<i32, RequestId>,
     /// Requests that the plan under way may still pass over.
     pub(crate) skips: u32,
     /// Tokens of decodes that were preempted in the plan under way.
@@ -128,7 +129,7 @@ impl Engine {
             grants: Vec::new(),
             admission_closed: false,
             least_urgent: i32::MIN,
-            overdue: Vec::new(),
+            overdue: BTreeMap::new(),
             skips: 0,
             refund: 0,
             growth: None,

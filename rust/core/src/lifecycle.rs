@@ -209,6 +209,9 @@ impl Engine {
             State::Following => self.num_following -= 1,
             State::Parked => {}
         }
+        let request = self.table.get(index);
+        let (priority, id) = (request.priority, request.id);
+        self.no_more_overdue(priority, id);
         let request = self.table.get_mut(index);
         self.num_ended += 1;
         self.blocks.release(&request.table);

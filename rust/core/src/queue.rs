@@ -60,11 +60,11 @@ impl Class {
         self.ring(active_only).len()
     }
 
-    /// The one of them whose turn it is.
-    pub fn front(&self, active_only: bool) -> Option<u32> {
-        self.ring(active_only)
-            .first_key_value()
-            .map(|(_, &tenant)| tenant)
+    /// The first of them whose turn comes after a position in the ring, and its position.
+    pub fn next_tenant(&self, active_only: bool, after: Option<u64>) -> Option<(u64, u32)> {
+        let range = (after.map_or(Unbounded, Excluded), Unbounded);
+        let next = self.ring(active_only).range(range).next();
+        next.map(|(&position, &tenant)| (position, tenant))
     }
 
     fn rotate(&mut self, tenant: u32) {

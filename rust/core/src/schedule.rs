@@ -139,38 +139,29 @@ impl Engine {
     /// Shares `budget` tokens between the tenants of one class. Returns what is left.
     fn share(&mut self, priority: i32, mut budget: u32) -> u32 {
         let total = budget;
-        let mut turns_without_work = 0;
+        // Those that got nothing are passed by, and keep their place in the ring for the next step.
+        let mut passed = None;
         while budget > 0 {
             let closed = self.admission_closed;
             let Some(class) = self.queue.class(priority) else {
                 break;
             };
-            let tenants = class.ring_len(closed);
-            if turns_without_work >= tenants {
+            let Some((position, tenant)) = class.next_tenant(closed, passed) else {
                 break;
-            }
-            let tenant = class
-                .front(closed)
-                .expect("invariant: the ring is not empty");
-            let quantum = (total / tenants as u32).max(self.config.block_size);
+            };
+            let tenants = class.ring_len(closed) as u32;
+            let quantum = (total / tenants).max(self.config.block_size);
             let allowance = match tenants {
                 1 => budget,
                 _ => class.turn_allowance(tenant, quantum).min(budget),
             };
             let spent = self.serve(priority, tenant, allowance);
             budget = budget - spent + std::mem::take(&mut self.refund);
-            let closed_now = closed != self.admission_closed;
-            turns_without_work = if spent == 0 && !closed_now {
-                turns_without_work + 1
-            } else {
-                0
-            };
-            let Some(class) = self.queue.class(priority) else {
-                break;
-            };
-            // Who found admission closed before it got anything keeps its turn for when a row comes free.
-            if tenants > 1 && (spent > 0 || !closed_now) {
-                class.spend(tenant, spent, spent < allowance);
+            if spent == 0 {
+                passed = Some(position);
+            } else if let Some(class) = self.queue.class(priority) {
+                // Alone for want of room for others, it has had a turn like them.
+                class.spend(tenant, spent, tenants == 1 || spent < allowance);
             }
         }
         budget

@@ -72,15 +72,15 @@ impl Stream<'_> {
 
 /// In steps, with all that can go against a request:
 ///
-/// * The turn of its tenant comes after that of each other tenant: three rows must come free, and one for it. A row is held for
-///   no longer than its request computes, one token a step at the least: twice the longest sequence.
-/// * It is passed over for the allowed number of steps, and then waits until those that run have ended, one
-///   after the other if they preempt each other.
+/// * Each other tenant has a turn before it, four at most, and then comes its own. In a turn a request is
+///   passed over for the allowed number of steps, and then waits until those that run have ended, one after
+///   the other if they preempt each other, each in no more steps than it has tokens to compute and to output.
 /// * It runs, and gives way to each of those that came before it and still run.
 fn bound(config: &EngineConfig) -> usize {
     let longest = 2 * config.max_model_len as usize;
     let rows = config.max_num_seqs as usize;
-    config.max_skipped_steps as usize + (4 + rows + 1 + rows) * longest
+    let turn = config.max_skipped_steps as usize + (rows + 1) * longest;
+    5 * turn + rows * longest
 }
 
 proptest! {

@@ -148,3 +148,44 @@ fn a_big_request_is_not_passed_over_for_ever_by_another_tenant() {
     world.run(2000);
     world.assert_all_complete();
 }
+
+/// Requests of one tenant that were passed over together went one after the other before all other tenants,
+/// and a tenant alone with what ran kept its turn.
+#[test]
+fn tenants_take_turns_also_when_one_request_at_a_time_fits() {
+    for max_skips in [0, 1, 4] {
+        for guard in [0, 4] {
+            let mut world = World::new(EngineConfig {
+                num_blocks: 16,
+                max_model_len: 64,
+                max_skips,
+                max_skipped_steps: guard,
+                ..uncached()
+            });
+            // Each needs more than half of the cache.
+            let mut order = Vec::new();
+            for kind in 0..24u32 {
+                let tenant = if kind < 18 { kind / 6 } else { 3 };
+                let id = world.submit(of(&tenant.to_string(), ask(prompt(kind, 40), 2)));
+                order.push((id, tenant));
+            }
+            let mut ends = Vec::new();
+            while world.sim.engine.has_work() {
+                world.step();
+                for &(id, tenant) in &order {
+                    if world.has_ended(id) && !ends.contains(&(id, tenant)) {
+                        ends.push((id, tenant));
+                    }
+                }
+            }
+            // The guard against being passed over may put one forward by a turn or two.
+            let mut turns = [0u32; 4];
+            for (_, tenant) in ends {
+                turns[tenant as usize] += 1;
+                let (least, most) = (turns.iter().min(), turns.iter().max());
+                let apart = most.expect("four") - least.expect("four");
+                assert!(apart <= 1 + u32::from(guard > 0), "{turns:?}");
+            }
+        }
+    }
+}

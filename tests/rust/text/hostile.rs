@@ -23,18 +23,18 @@ fn odd_value() -> impl Strategy<Value = Value> {
 }
 
 /// All places of a document.
-fn places(value: &Value, at: String, into: &mut Vec<String>) {
-    into.push(at.clone());
+fn places(value: &Value, at: &str, into: &mut Vec<String>) {
+    into.push(at.to_owned());
     match value {
         Value::Object(map) => {
             for (key, inner) in map {
                 let key = key.replace('~', "~0").replace('/', "~1");
-                places(inner, format!("{at}/{key}"), into);
+                places(inner, &format!("{at}/{key}"), into);
             }
         }
         Value::Array(items) => {
             for (index, inner) in items.iter().enumerate() {
-                places(inner, format!("{at}/{index}"), into);
+                places(inner, &format!("{at}/{index}"), into);
             }
         }
         _ => {}
@@ -88,7 +88,7 @@ proptest! {
     ) {
         let mut document: Value = serde_json::from_slice(&documents()[which]).unwrap();
         let mut all = Vec::new();
-        places(&document, String::new(), &mut all);
+        places(&document, "", &mut all);
         let place = at.get(&all);
         *document.pointer_mut(place).unwrap() = odd;
         try_it(document.to_string().as_bytes(), &ids);
