@@ -259,7 +259,7 @@ impl Engine {
         if self.config.enable_prefix_caching || request.num_output() > 0 {
             return None;
         }
-        let leader = request.leader.and_then(|id| self.table.find(id))?;
+        let leader = self.table.find(request.leader)?;
         Some(self.table.get(leader))
     }
 
@@ -304,7 +304,7 @@ impl Engine {
         if request.admitted.is_none() {
             let now = Instant::now();
             request.admitted = Some(now);
-            request.cached_tokens = Some(request.computed);
+            request.cached_tokens = request.computed;
             self.counters.prompt_tokens += u64::from(request.prompt_len);
             self.counters
                 .request_queue_time

@@ -8,6 +8,7 @@ use crate::error::StepError;
 use crate::queue::Kind;
 use crate::request::{State, StopKind};
 use crate::step::{EndReason, OutputEntry};
+use crate::table::TOGETHER;
 
 /// What one sampled token means for its request.
 enum Fate {
@@ -30,8 +31,12 @@ impl Engine {
         self.output.entries.reserve(planned.len());
         self.output.tokens.reserve(planned.len());
         let mut latency = Vec::new();
-        for entry in &planned {
-            self.commit_one(entry, arrays, slot, now, &mut latency);
+        for together in planned.chunks(TOGETHER) {
+            self.table
+                .warm_with_tokens(together.iter().map(|entry| entry.index));
+            for entry in together {
+                self.commit_one(entry, arrays, slot, now, &mut latency);
+            }
         }
         self.observe_latency(now, latency);
         let state = &mut self.slots[slot];
@@ -123,6 +128,7 @@ impl Engine {
         let token = sampled as u32;
         let request = self.table.get_mut(index);
         request.tokens.push(token);
+        request.last_id = token;
         if let Some(edits) = request.edits.as_deref_mut() {
             edits.count(token);
         }
@@ -157,7 +163,7 @@ impl Engine {
         entry.id = request.id;
         entry.num_tokens = kept;
         entry.num_logprobs = request.params.num_logprobs;
-        entry.cached_tokens = request.cached_tokens.unwrap_or(0);
+        entry.cached_tokens = request.cached_tokens;
         match request.last_token.replace(now) {
             // Requests of one batch share their latency: count equal neighbours together.
             Some(last) => match latency.last_mut() {
@@ -199,6 +205,7 @@ impl Engine {
         if needed < request.table.len() {
             self.blocks.release(&request.table[needed..]);
             request.table.truncate(needed);
+            request.note_last();
             for synced in &mut request.synced {
                 *synced = (*synced).min(needed as u32);
             }

@@ -16,7 +16,7 @@ use crate::queue::PrefillQueue;
 use crate::request::{Arrival, NewRequest, RequestId};
 use crate::stats::{Counters, Stats};
 use crate::step::{EndReason, StepOutput};
-use crate::table::Table;
+use crate::table::{TOGETHER, Table};
 
 /// A message to the engine; those that other threads send take effect at the next plan.
 #[derive(Debug)]
@@ -99,6 +99,8 @@ pub struct Engine {
     pub(crate) counters: Counters,
     /// Messages that came while a step was in flight.
     pub(crate) deferred: Vec<Command>,
+    /// Messages that are being taken in.
+    together: Vec<Command>,
     pub(crate) num_paused: usize,
     pub(crate) num_following: usize,
     pub(crate) num_ended: u64,
@@ -136,6 +138,7 @@ impl Engine {
             cost: StepCost::default(),
             counters: Counters::default(),
             deferred: Vec::new(),
+            together: Vec::new(),
             num_paused: 0,
             num_following: 0,
             num_ended: 0,
@@ -190,20 +193,39 @@ impl Engine {
             self.deferred.extend(commands);
             return;
         }
-        for command in commands {
-            match command {
-                Command::Add {
-                    first,
-                    request,
-                    arrival,
-                } => self.add(first, &request, arrival),
-                Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort)),
-                Command::Stop(id) => self.end_by_id(id, None),
-                Command::Pause(id) => self.set_paused(id, true),
-                Command::Resume(id) => self.set_paused(id, false),
-                Command::Draft(id, drafts) => self.set_drafts(id, drafts),
-                Command::ResetPrefixCache => self.blocks.reset(),
+        let now = Instant::now();
+        let mut commands = commands.into_iter();
+        let mut together = std::mem::take(&mut self.together);
+        loop {
+            together.extend(commands.by_ref().take(TOGETHER));
+            if together.is_empty() {
+                break;
             }
+            let ending = together.iter().filter_map(|command| match command {
+                Command::Cancel(id) | Command::Stop(id) => self.table.find(*id),
+                _ => None,
+            });
+            self.table.warm_whole(ending);
+            for command in together.drain(..) {
+                self.take_in(command, now);
+            }
+        }
+        self.together = together;
+    }
+
+    fn take_in(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Add {
+                first,
+                request,
+                arrival,
+            } => self.add(first, &request, arrival),
+            Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort), now),
+            Command::Stop(id) => self.end_by_id(id, None, now),
+            Command::Pause(id) => self.set_paused(id, true),
+            Command::Resume(id) => self.set_paused(id, false),
+            Command::Draft(id, drafts) => self.set_drafts(id, drafts),
+            Command::ResetPrefixCache => self.blocks.reset(),
         }
     }
 
@@ -221,8 +243,9 @@ impl Engine {
         self.slots[slot].in_flight = false;
         let reason: Arc<str> = reason.into();
         let planned = std::mem::take(&mut self.slots[slot].planned);
+        let now = Instant::now();
         for entry in &planned {
-            self.end(entry.index, Some(EndReason::Error(reason.clone())));
+            self.end(entry.index, Some(EndReason::Error(reason.clone())), now);
         }
         self.slots[slot].planned = planned;
         self.apply_deferred();
@@ -237,8 +260,9 @@ impl Engine {
         self.apply_deferred();
         let reason: Arc<str> = reason.into();
         let indices: Vec<u32> = self.table.iter().map(|(index, _)| index).collect();
+        let now = Instant::now();
         for index in indices {
-            self.end(index, Some(EndReason::Error(reason.clone())));
+            self.end(index, Some(EndReason::Error(reason.clone())), now);
         }
     }
 

@@ -8,13 +8,17 @@ use crate::edits::LogitEdits;
 use crate::engine::{Engine, HOLE};
 use crate::noise;
 use crate::queue::Kind;
-use crate::request::{Arrival, NO_ROW, NewRequest, Request, RequestId, State};
+use crate::request::{Arrival, NO_LEADER, NO_ROW, NewRequest, Request, RequestId, State};
 use crate::step::{EndReason, OutputEntry};
 
 impl Engine {
     pub(crate) fn add(&mut self, first: RequestId, request: &NewRequest, arrival: Arrival) {
         let n = request.n;
-        let extra_keys: Arc<[ExtraKey]> = request.extra_keys.as_slice().into();
+        let extra_keys: Arc<[ExtraKey]> = match request.extra_keys.as_slice() {
+            // Shared by all that have none: nothing is allocated.
+            [] => Arc::default(),
+            keys => keys.into(),
+        };
         let edits = LogitEdits::new(&request.prompt, &request.sampling, &self.eos);
         let max_len = self.max_len(request);
         for choice in 0..n {
@@ -58,8 +62,10 @@ impl Engine {
                 preemptions: 0,
                 decode_at: 0,
                 paused: false,
-                cached_tokens: None,
-                leader: (choice > 0).then_some(first),
+                cached_tokens: 0,
+                leader: if choice > 0 { first } else { NO_LEADER },
+                last_id: 0,
+                last_block: 0,
                 followers: Vec::new(),
                 arrived: arrival.time,
                 admitted: None,
@@ -146,6 +152,7 @@ impl Engine {
         let request = self.table.get_mut(index);
         request.state = State::Decode;
         request.decode_at = at;
+        request.note_last();
         self.decoding.push(index);
     }
 
@@ -157,17 +164,17 @@ impl Engine {
     }
 
     /// Ends a request in whatever state it is; `reason` is what its reader is told, `None` for nothing.
-    pub(crate) fn end_by_id(&mut self, id: RequestId, reason: Option<EndReason>) {
+    pub(crate) fn end_by_id(&mut self, id: RequestId, reason: Option<EndReason>, now: Instant) {
         if let Some(index) = self.table.find(id) {
             if reason.is_none() {
                 self.counters.finished_stop += 1;
             }
-            self.end(index, reason);
+            self.end(index, reason, now);
         }
     }
 
     /// Ends a request and tells its reader.
-    pub(crate) fn end(&mut self, index: u32, reason: Option<EndReason>) {
+    pub(crate) fn end(&mut self, index: u32, reason: Option<EndReason>, now: Instant) {
         if let Some(reason) = reason {
             self.count_end(&reason);
             let request = self.table.get(index);
@@ -175,11 +182,11 @@ impl Engine {
                 id: request.id,
                 num_tokens: 0,
                 num_logprobs: request.params.num_logprobs,
-                cached_tokens: request.cached_tokens.unwrap_or(0),
+                cached_tokens: request.cached_tokens,
                 end: Some(reason),
             });
         }
-        self.remove(index, Instant::now());
+        self.remove(index, now);
     }
 
     pub(crate) fn count_end(&mut self, reason: &EndReason) {
@@ -202,12 +209,10 @@ impl Engine {
             State::Following => self.num_following -= 1,
             State::Parked => {}
         }
-        let request = self.table.remove(index);
-        self.no_more_overdue(request.priority, request.id);
+        let request = self.table.get_mut(index);
         self.num_ended += 1;
         self.blocks.release(&request.table);
         self.blocks.release_root(request.root);
-        self.free_row(request.row);
         self.queue.leave(request.tenant);
         self.counters
             .e2e_request_latency
@@ -215,7 +220,12 @@ impl Engine {
         if let Some(first) = request.first_token {
             self.counters.request_decode_time.observe(now - first);
         }
-        self.hand_over(&request.followers);
+        let (row, priority, id) = (request.row, request.priority, request.id);
+        let followers = std::mem::take(&mut request.followers);
+        self.table.remove(index);
+        self.no_more_overdue(priority, id);
+        self.free_row(row);
+        self.hand_over(&followers);
     }
 
     fn free_row(&mut self, row: u32) {
@@ -234,12 +244,12 @@ impl Engine {
         let (leader, rest) = (followers[first], &followers[first + 1..]);
         for id in rest {
             if let Some(index) = self.table.find(*id) {
-                self.table.get_mut(index).leader = Some(leader);
+                self.table.get_mut(index).leader = leader;
             }
         }
         let index = self.table.find(leader).expect("invariant: just found");
         let request = self.table.get_mut(index);
-        request.leader = None;
+        request.leader = NO_LEADER;
         request.followers = rest.to_vec();
         self.num_following -= 1;
         self.enqueue(index);

@@ -1,5 +1,6 @@
 //! A request: what was asked, and how far it has come.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +16,10 @@ pub type RequestId = u64;
 pub const MAX_CHOICES: u32 = 16384;
 
 /// How to draw tokens and when to stop.
+///
+/// What each step looks at comes first and fills one cache line, see [`Request`].
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct SamplingSpec {
     /// 0 is greedy.
     pub temperature: f32,
@@ -25,24 +29,24 @@ pub struct SamplingSpec {
     pub top_p: f32,
     /// 0 is off.
     pub min_p: f32,
-    /// Subtracted from the logit of each token that was generated.
-    pub presence_penalty: f32,
-    /// Subtracted from the logit of a token for each time it was generated.
-    pub frequency_penalty: f32,
-    /// Divides positive and multiplies negative logits of tokens of the prompt or the output.
-    pub repetition_penalty: f32,
     /// Key of the request's noise.
     pub seed: u64,
     /// Alternatives to report per token; `None` reports nothing.
     pub num_logprobs: Option<u32>,
-    /// Tokens to generate at most; `None` is the rest of the context.
-    pub max_tokens: Option<u32>,
     /// No end-of-sequence or stop token before this many were generated.
     pub min_tokens: u32,
     /// The end-of-sequence ids do not end this request.
     pub ignore_eos: bool,
     /// Ids that end the request, besides the model's own.
     pub stop_token_ids: Vec<u32>,
+    /// Subtracted from the logit of each token that was generated.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token for each time it was generated.
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens of the prompt or the output.
+    pub repetition_penalty: f32,
+    /// Tokens to generate at most; `None` is the rest of the context.
+    pub max_tokens: Option<u32>,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
 }
@@ -117,15 +121,20 @@ pub(crate) enum State {
     Parked,
 }
 
+/// The leader of a request that has none. No request has this id. (An `Option` would offer its spare values to
+/// mark a free place of the request table, and each look at a request would begin in this far corner of it.)
+pub(crate) const NO_LEADER: RequestId = RequestId::MAX;
+
 /// The row of a request that has none.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
 /// A live request. `tokens` is prompt and output; the KV of the first `computed` of them is in the
 /// blocks of `table`.
 ///
-/// A decode step touches the fields in order of their declaration, as far as `chain`: thousands of requests
-/// do not fit the nearest cache, so what is not needed each step lies behind.
-#[repr(C)]
+/// A decode step touches the first three cache lines, as far as `params.stop_token_ids`, and no other memory of
+/// the request but the end of `tokens`: thousands of requests do not fit the nearest caches, and a step waits
+/// for memory more than for anything else. What is not needed each step lies behind.
+#[repr(C, align(64))]
 pub(crate) struct Request {
     pub tokens: Vec<u32>,
     pub table: Vec<BlockId>,
@@ -140,12 +149,14 @@ pub(crate) struct Request {
     pub registered: u32,
     /// Per slot: the entries of the block table row that are already written.
     pub synced: [u32; 2],
+    /// While decoding: the last of `tokens`, and the block of its position.
+    pub last_id: u32,
+    pub last_block: BlockId,
     pub edits: Option<Box<LogitEdits>>,
     pub id: RequestId,
     pub last_token: Option<Instant>,
-    pub first_token: Option<Instant>,
-    /// Prompt tokens taken from the prefix cache at the first admission.
-    pub cached_tokens: Option<u32>,
+    /// Prompt tokens taken from the prefix cache at the first admission; 0 before it.
+    pub cached_tokens: u32,
     pub state: State,
     pub paused: bool,
     pub params: SamplingSpec,
@@ -163,24 +174,44 @@ pub(crate) struct Request {
     pub key: i64,
     /// Steps in which it was passed over because its blocks did not fit.
     pub skipped_steps: u32,
-    pub last_skip_step: u64,
     /// Free blocks it needed for itself when last looked at.
     pub blocks_needed: u32,
+    pub last_skip_step: u64,
     /// Preemptions, those while its reader was behind not counted.
     pub preemptions: u32,
     /// Its position in the list of decoding requests.
     pub decode_at: u32,
-    /// The choice that computes the prompt, for the others of its request.
-    pub leader: Option<RequestId>,
+    /// The choice that computes the prompt, for the others of its request; otherwise [`NO_LEADER`].
+    pub leader: RequestId,
     /// The choices that wait for this one to compute the prompt.
     pub followers: Vec<RequestId>,
     pub arrived: Instant,
     pub admitted: Option<Instant>,
+    pub first_token: Option<Instant>,
 }
+
+const _: () = assert!(
+    offset_of!(Request, params) + offset_of!(SamplingSpec, presence_penalty) <= 3 * 64,
+    "what each step looks at fits three cache lines"
+);
+
+// An odd number of lines: with a power of two, the first lines of all requests would share an eighth of a cache.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+const _: () = assert!(
+    size_of::<Option<Request>>() == 7 * 64,
+    "a request fills seven cache lines"
+);
 
 impl Request {
     pub fn num_output(&self) -> u32 {
         self.tokens.len() as u32 - self.prompt_len
+    }
+
+    /// Brings `last_block` and `last_id` up to date with `table` and `tokens`, where one of the table's blocks
+    /// is the last token's: without drafts that is its last one.
+    pub fn note_last(&mut self) {
+        self.last_id = self.tokens.last().copied().unwrap_or_default();
+        self.last_block = self.table.last().copied().unwrap_or_default();
     }
 
     /// Tokens whose KV is missing.

@@ -63,6 +63,9 @@ impl Engine {
                         .allocate(len.div_ceil(block_size) - held, &mut request.table)
                         .is_ok()
                 {
+                    if request.table.len() > held {
+                        request.note_last();
+                    }
                     request.scheduled = 1 + drafts as u32;
                     spare_drafts -= drafts as u32;
                     break;

@@ -1,8 +1,13 @@
 //! The request table: dense storage, looked up by the never-reused id.
 
+use std::hint::black_box;
+
 use rustc_hash::FxHashMap;
 
 use crate::request::{Request, RequestId};
+
+/// Requests whose memory is asked for at once: about as many as a core can wait for.
+pub(crate) const TOGETHER: usize = 16;
 
 /// Live requests. An index is valid while its request lives; an id says so for ever.
 #[derive(Default)]
@@ -34,13 +39,12 @@ impl Table {
         index
     }
 
-    pub fn remove(&mut self, index: u32) -> Request {
-        let request = self.slots[index as usize]
-            .take()
-            .expect("invariant: the index is live");
-        self.by_id.remove(&request.id);
+    pub fn remove(&mut self, index: u32) {
+        let id = self.get(index).id;
+        // Dropped where it lies: half a kilobyte need not move first.
+        self.slots[index as usize] = None;
+        self.by_id.remove(&id);
         self.free.push(index);
-        request
     }
 
     pub fn find(&self, id: RequestId) -> Option<u32> {
@@ -57,6 +61,31 @@ impl Table {
         self.slots[index as usize]
             .as_mut()
             .expect("invariant: the index is live")
+    }
+
+    /// Reads what a decode step needs of each of these requests, for nothing but to have it near when it is
+    /// needed: so the waits for memory overlap. Worth a third of a step with 4,096 requests.
+    #[inline]
+    pub fn warm(&self, indices: impl Iterator<Item = u32>) {
+        let lines = |r: &Request| r.computed ^ r.id as u32 ^ r.params.min_tokens;
+        black_box(indices.fold(0, |sum, index| sum ^ lines(self.get(index))));
+    }
+
+    /// The same, with the end of the tokens.
+    #[inline]
+    pub fn warm_with_tokens(&self, indices: impl Iterator<Item = u32>) {
+        let lines = |r: &Request| r.id as u32 ^ r.params.min_tokens ^ r.tokens.last().unwrap_or(&0);
+        black_box(indices.fold(0, |sum, index| sum ^ lines(self.get(index))));
+    }
+
+    /// Reads all that ending each of these requests needs, for the same reason.
+    pub fn warm_whole(&self, indices: impl Iterator<Item = u32>) {
+        let lines = |r: &Request| {
+            let params = r.params.min_tokens ^ u32::from(r.params.logit_bias.is_empty());
+            let rest = r.drafts.is_empty() ^ r.followers.is_empty() ^ r.first_token.is_some();
+            r.id ^ r.key as u64 ^ u64::from(r.tokens[0] ^ params) ^ u64::from(rest)
+        };
+        black_box(indices.fold(0, |sum, index| sum ^ lines(self.get(index))));
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Request)> {

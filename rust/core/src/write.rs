@@ -9,6 +9,7 @@ use crate::engine::{Engine, Planned, Slot};
 use crate::error::StepError;
 use crate::noise;
 use crate::request::Request;
+use crate::table::TOGETHER;
 
 /// Where the next item of each array goes, and what the step's requests ask for.
 struct Writer<'a, 'b> {
@@ -69,17 +70,20 @@ impl Engine {
         };
         arrays.query_start[0].set(0);
         let drafting = self.config.max_draft_tokens > 0;
-        for &index in &self.decoding {
-            let request = self.table.get_mut(index);
-            if !drafting || request.drafts.is_empty() {
-                let first_sample = writer.samples as u32;
-                writer.decode(request);
-                state.planned.push(Planned {
-                    index,
-                    tokens: 1,
-                    samples: 1,
-                    first_sample,
-                });
+        for together in self.decoding.chunks(TOGETHER) {
+            self.table.warm(together.iter().copied());
+            for &index in together {
+                let request = self.table.get_mut(index);
+                if !drafting || request.drafts.is_empty() {
+                    let first_sample = writer.samples as u32;
+                    writer.decode(request);
+                    state.planned.push(Planned {
+                        index,
+                        tokens: 1,
+                        samples: 1,
+                        first_sample,
+                    });
+                }
             }
         }
         let num_decodes = writer.seqs;
@@ -159,8 +163,12 @@ impl Writer<'_, '_> {
     #[inline]
     fn decode(&mut self, request: &mut Request) {
         let position = request.computed as usize;
-        let token = request.tokens[position];
-        self.token(token, position, request);
+        debug_assert_eq!(request.last_id, request.tokens[position]);
+        debug_assert_eq!(
+            request.last_block,
+            request.table[position / self.block_size]
+        );
+        self.token(position, request);
         self.sequence(request, 1, position + 1);
         self.sample(request, self.tokens - 1, 0);
     }
@@ -191,11 +199,11 @@ impl Writer<'_, '_> {
     }
 
     #[inline]
-    fn token(&mut self, token: u32, position: usize, request: &Request) {
+    fn token(&mut self, position: usize, request: &Request) {
         let at = self.tokens;
-        let block = request.table[position / self.block_size] as usize;
+        let block = request.last_block as usize;
         let arrays = self.arrays;
-        arrays.token_ids[at].set(token as i32);
+        arrays.token_ids[at].set(request.last_id as i32);
         arrays.positions[at].set(position as i32);
         arrays.slot_mapping[at].set((block * self.block_size + position % self.block_size) as i64);
         self.tokens += 1;
