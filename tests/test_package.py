@@ -57,6 +57,7 @@ def test_few_files_use_the_compiled_module() -> None:
     # `errors` and the package itself pass its exceptions and version on; both load it lazily.
     assert {str(path.relative_to(PACKAGE)) for path in modules() if imports_core(path)} == {
         "async_llm.py",
+        "bench/fake_model.py",
         "engine.py",
         "errors.py",
         "llm_engine.py",

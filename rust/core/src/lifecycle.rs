@@ -209,9 +209,6 @@ impl Engine {
             State::Following => self.num_following -= 1,
             State::Parked => {}
         }
-        let request = self.table.get(index);
-        let (priority, id) = (request.priority, request.id);
-        self.no_more_overdue(priority, id);
         let request = self.table.get_mut(index);
         self.num_ended += 1;
         self.blocks.release(&request.table);
@@ -223,9 +220,10 @@ impl Engine {
         if let Some(first) = request.first_token {
             self.counters.request_decode_time.observe(now - first);
         }
-        let row = request.row;
+        let (row, priority, id) = (request.row, request.priority, request.id);
         let followers = std::mem::take(&mut request.followers);
         self.table.remove(index);
+        self.no_more_overdue(priority, id);
         self.free_row(row);
         self.hand_over(&followers);
     }
