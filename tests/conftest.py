@@ -9,6 +9,9 @@ import pytest
 # Set before anything imports transformers or huggingface_hub: no test may reach for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Set before anything imports torch: its threads must not spin while others have the cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 TOKENIZERS = Path(__file__).parent.parent / ".venv" / "tokenizers"
 
 
