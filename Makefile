@@ -68,7 +68,9 @@ test-rust: $(VENV)/.tokenizers ## Unit, property and stress tests of the core
 
 .PHONY: test-python
 test-python: setup $(VENV)/.tokenizers ## Tests of the package, kernels and server
-	MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers $(BIN)/python -m pytest
+	# Files side by side, one thread each: small models gain nothing from a second one.
+	OMP_NUM_THREADS=1 MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers \
+		$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: test-loom
 test-loom: ## Model-check the channel and the wake

@@ -114,7 +114,9 @@ impl Engine {
             let needed = self.blocks_to_admit(index);
             let fits = !self.free_rows.is_empty() && needed <= self.blocks.num_free();
             if fits || (urgent && self.fits_without_victims(index)) {
-                self.take_from_victims(index);
+                if !fits {
+                    self.take_from_victims(index);
+                }
                 self.admit(index);
                 self.no_more_overdue(priority, self.table.get(index).id);
                 return true;
@@ -214,8 +216,12 @@ impl Engine {
             Some(leader) => total - self.num_shareable(index, leader) as u32,
             None => {
                 let limit = self.hit_limit(index);
-                let hit = self.blocks.lookup(request.root, &request.tokens, limit);
-                total - hit.blocks as u32 + hit.free
+                let (root, tokens) = (request.root, &request.tokens);
+                self.matched.clear();
+                self.matched.extend(self.blocks.cached(root, tokens, limit));
+                let free = |&&block: &&BlockId| self.blocks.references(block) == 0;
+                let taken = self.matched.iter().filter(free).count();
+                total - self.matched.len() as u32 + taken as u32
             }
         };
         let preemptions = request.preemptions;
@@ -270,7 +276,6 @@ impl Engine {
 
     fn admit(&mut self, index: u32) {
         let block_size = self.config.block_size;
-        let limit = self.hit_limit(index);
         let row = self.free_rows.pop().expect("invariant: a row is free");
         self.rows[row as usize] = index;
         let leader = self.sharing_leader(index);
@@ -286,8 +291,10 @@ impl Engine {
             self.blocks.share(&blocks);
             request.table.extend_from_slice(&blocks);
         } else {
-            let (root, tokens) = (request.root, &request.tokens);
-            (request.chain, _) = self.blocks.acquire(root, tokens, limit, &mut request.table);
+            // What `blocks_to_admit` found last: nothing was allocated since.
+            let (root, len) = (request.root, request.tokens.len());
+            let table = &mut request.table;
+            request.chain = self.blocks.acquire_found(root, &self.matched, len, table);
         }
         let hit = request.table.len() as u32;
         let total = (request.tokens.len() as u32).div_ceil(block_size);

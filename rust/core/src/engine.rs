@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::block::BlockManager;
+use crate::block::{BlockId, BlockManager};
 use crate::config::EngineConfig;
 use crate::cost::StepCost;
 use crate::error::{ConfigError, StepError};
@@ -104,6 +104,8 @@ pub struct Engine {
     pub(crate) num_paused: usize,
     pub(crate) num_following: usize,
     pub(crate) num_ended: u64,
+    /// Cached blocks of the request that is being admitted.
+    pub(crate) matched: Vec<BlockId>,
     pub(crate) output: StepOutput,
 }
 
@@ -142,6 +144,7 @@ impl Engine {
             num_paused: 0,
             num_following: 0,
             num_ended: 0,
+            matched: Vec::new(),
             output: StepOutput::default(),
             config,
         })

@@ -191,24 +191,33 @@ impl<H: TokenHash> BlockManager<H> {
         max_blocks: usize,
         table: &mut Vec<BlockId>,
     ) -> (ChainKey, usize) {
-        let (mut end, before) = (root, table.len());
-        for content in tokens
-            .chunks_exact(self.block_size as usize)
-            .take(max_blocks)
-        {
-            let Some(block) = self.child(end, content) else {
-                break;
-            };
-            end = self.index.key(block);
+        let found: Vec<BlockId> = self.cached(root, tokens, max_blocks).collect();
+        let end = self.acquire_found(root, &found, tokens.len(), table);
+        (end, found.len())
+    }
+
+    /// Like [`Self::acquire`] of a prompt of `num_tokens`, whose blocks are those of [`Self::cached`]. Nothing may have been
+    /// allocated since: that can evict them. Returns the key at their end.
+    pub fn acquire_found(
+        &mut self,
+        root: ChainKey,
+        found: &[BlockId],
+        num_tokens: usize,
+        table: &mut Vec<BlockId>,
+    ) -> ChainKey {
+        for &block in found {
+            debug_assert!(
+                self.index.contains(block),
+                "block {block} was evicted since"
+            );
             self.take_cached(block);
-            table.push(block);
         }
-        let blocks = table.len() - before;
+        table.extend_from_slice(found);
         if self.caching {
-            self.counters.queries_tokens += tokens.len() as u64;
-            self.counters.hit_tokens += blocks as u64 * u64::from(self.block_size);
+            self.counters.queries_tokens += num_tokens as u64;
+            self.counters.hit_tokens += found.len() as u64 * u64::from(self.block_size);
         }
-        (end, blocks)
+        found.last().map_or(root, |&last| self.index.key(last))
     }
 
     /// Appends `count` blocks to `table`, or none: blocks without cached content first, then the least recently
