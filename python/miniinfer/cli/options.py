@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
@@ -25,11 +25,22 @@ class UsageError(Exception):
     """The command line makes no sense; the message says what to change."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Answers wrong usage in one line: the flags of `serve` alone would fill a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with 2."""
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help explains)\n")
+
+
 def positive_int(text: str) -> int:
     """Parse an integer of at least 1."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return value
 
 
