@@ -94,6 +94,9 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["serve", "--dry-run", "--shutdown-timeout", "-1"], "shutdown_timeout"),
         (["serve", "--dry-run", "--api-key", ""], "API key"),
         (["generate", "-p", ""], "prompt"),
+        (["generate", "-p", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "-p", "x", "--stop", ""], "stop"),
+        (["chat", "--top-p", "0"], "top_p"),
         (["chat", "--url", "ftp://x"], "--url"),
         (["chat", "--url", "host:port"], "--url"),
         (["chat", "--url", "host:70000"], "--url"),
@@ -105,6 +108,15 @@ def test_values_out_of_range_exit_with_2(arguments, named, capsys):
     err = capsys.readouterr().err
     assert named in err
     assert err.count("\n") == 1
+
+
+def test_values_out_of_range_cost_no_load(monkeypatch):
+    def load(args):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("miniinfer.AsyncLLM", SimpleNamespace(from_args=load))
+    assert main(["chat", "--top-k", "-5"]) == 2
+    assert main(["generate", "-p", "x", "--top-k", "-5"]) == 2
 
 
 def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):

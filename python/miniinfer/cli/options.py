@@ -199,10 +199,20 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | N
 
 
 def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling flags that were given, under the names requests use."""
+    """Return the sampling flags that were given, under the names requests use.
+
+    Raises `UsageError` for values out of range: here, since loading the model takes seconds.
+    """
+    from miniinfer.sampling_params import SamplingParams
+
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
     given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in given.items() if value is not None}
+    try:
+        SamplingParams(**fields)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return fields
 
 
 def api_key_from_environment() -> str | None:
