@@ -120,7 +120,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_memory_options(parser)
     group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
-    group.add_argument("--threads", type=positive_int, metavar="N", help="CPU threads for torch")
+    group.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="CPU threads for torch (default: torch's choice, one a core)",
+    )
     parser.add_argument(
         "--chat-template",
         type=template_text,
@@ -144,7 +149,10 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     size = group.add_mutually_exclusive_group()
     size.add_argument("--num-kv-blocks", type=positive_int, metavar="N", help="number of blocks")
     size.add_argument(
-        "--kv-cache-memory", type=byte_size, metavar="SIZE", help="memory for blocks, as 2GiB"
+        "--kv-cache-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="memory for blocks, as 2GiB (default: a share of the free memory)",
     )
     group.add_argument(
         "--no-prefix-caching",
