@@ -27,12 +27,12 @@ $(VENV)/.created:
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml tests/constraints.txt
-	$(UV) pip install --quiet -r pyproject.toml --group dev -c tests/constraints.txt
+	$(UV) pip install -r pyproject.toml --group dev -c tests/constraints.txt
 	touch $@
 
 $(VENV)/.wheel: $(VENV)/.installed $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf dist
-	$(BIN)/maturin build --release --locked --quiet --interpreter $(BIN)/python --out dist
+	$(BIN)/maturin build --release --locked --interpreter $(BIN)/python --out dist
 	$(UV) pip install --quiet --no-deps --reinstall dist/*.whl
 	touch $@
 

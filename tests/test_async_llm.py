@@ -150,6 +150,7 @@ class TestCancel:
                 break
         await until_idle(llm)
         stats = llm.stats()
+        assert stats["kv_cache_tokens"] == stats["kv_blocks_total"] * llm.engine.args.block_size
         assert stats["finished_abort"] == 1
         assert stats["generation_tokens"] < 120
 

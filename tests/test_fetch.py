@@ -194,6 +194,7 @@ def test_verify_finds_a_changed_byte(cache: Path) -> None:
     with pytest.raises(FetchError, match=WANTED.sha256) as caught:
         fetch.verify_builtin()
     assert hashlib.sha256(damaged).hexdigest() in str(caught.value)
+    assert "remove it" in str(caught.value)
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

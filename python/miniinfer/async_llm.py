@@ -278,7 +278,8 @@ class AsyncLLM:
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges of the core, by name, as of its last step."""
-        return self._core.stats()
+        kv_cache_tokens = self.engine.num_kv_blocks * self.engine.args.block_size
+        return {**self._core.stats(), "kv_cache_tokens": kv_cache_tokens}
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes before the next step."""

@@ -101,7 +101,8 @@ def ensure_builtin(progress: bool = True) -> Path:
             if _size(path) != BUILTIN.size:
                 _fetch(BUILTIN, path, progress)
     except OSError as error:
-        raise FetchError(f"cannot store the built-in model in {path.parent}: {error}") from None
+        reason = error.strerror or error
+        raise FetchError(f"cannot store the built-in model in {path.parent}: {reason}") from None
     return path
 
 
@@ -119,7 +120,10 @@ def verify_builtin() -> Path:
                 digest.update(chunk)
     except OSError as error:
         raise FetchError(f"cannot read the built-in model: {error}") from None
-    _check(BUILTIN, digest.hexdigest(), str(path))
+    try:
+        _check(BUILTIN, digest.hexdigest(), str(path))
+    except FetchError as error:
+        raise FetchError(f"{error}; remove it, and it is fetched again") from None
     return path
 
 

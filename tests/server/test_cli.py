@@ -84,6 +84,7 @@ def test_version(capsys):
         ["nonsense"],
         ["serve", "--port", "x"],
         ["serve", "--max-num-seqs", "0"],
+        ["serve", "--max-model-len", "1.5"],
         ["serve", "--dtype", "int3"],
         ["serve", "--kv-cache-memory", "much"],
         ["serve", "--kv-cache-memory", "0"],
@@ -99,7 +100,11 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(arguments)
     assert exit_info.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "error:" in err
+    assert "--help" in err
+    assert err.count("\n") == 1
+    assert "positive_int" not in err
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,13 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["serve", "--dry-run", "--shutdown-timeout", "-1"], "shutdown_timeout"),
         (["serve", "--dry-run", "--api-key", ""], "API key"),
         (["generate", "-p", ""], "prompt"),
+        (["generate", "-p", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "-p", "x", "--stop", ""], "stop"),
+        (["chat", "--top-p", "0"], "top_p"),
         (["chat", "--url", "ftp://x"], "--url"),
+        (["chat", "--url", "host:port"], "--url"),
+        (["chat", "--url", "host:70000"], "--url"),
+        (["chat", "--url", "http://[::1"], "--url"),
     ],
 )
 def test_values_out_of_range_exit_with_2(arguments, named, capsys):
@@ -117,6 +128,15 @@ def test_values_out_of_range_exit_with_2(arguments, named, capsys):
     err = capsys.readouterr().err
     assert named in err
     assert err.count("\n") == 1
+
+
+def test_values_out_of_range_cost_no_load(monkeypatch):
+    def load(args):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("miniinfer.AsyncLLM", SimpleNamespace(from_args=load))
+    assert main(["chat", "--top-k", "-5"]) == 2
+    assert main(["generate", "-p", "x", "--top-k", "-5"]) == 2
 
 
 def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
@@ -279,7 +299,7 @@ async def test_http_backend_reports_errors(start, engine, script, message):
 
 def test_http_backend_without_a_server():
     backend = HttpBackend("127.0.0.1:9", model="m", api_key=None)
-    with pytest.raises(RuntimeError, match=r"cannot reach the server at 127\.0\.0\.1:9"):
+    with pytest.raises(RuntimeError, match=r"at 127\.0\.0\.1:9: Connection refused$"):
         list(backend.chat([], {}))
     with pytest.raises(UsageError):
         HttpBackend("http://", model=None, api_key=None)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from . import bench, chat, fetch, generate, serve
-from .options import UsageError
+from .options import Parser, UsageError
 
 _COMMANDS = (serve, chat, generate, fetch, bench)
 
@@ -29,7 +29,7 @@ class _Version(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; a parsed command has its function in `run`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="miniinfer",
         description="Serve a large language model, or use one here and now.",
         epilog="Without a model, the small built-in one is used (fetched on first use).",

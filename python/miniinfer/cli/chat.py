@@ -46,13 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing for input()
 
+    interactive = sys.stdin.isatty()
+    options = sampling_fields(arguments)
+    if interactive and arguments.url is None:
+        print(f"Loading {arguments.model or 'the built-in model'}.", file=sys.stderr, flush=True)
     with _backend(arguments) as backend:
-        repl = Repl(
-            backend,
-            sampling_fields(arguments),
-            system=arguments.system,
-            interactive=sys.stdin.isatty(),
-        )
+        repl = Repl(backend, options, system=arguments.system, interactive=interactive)
         return repl.run()
 
 

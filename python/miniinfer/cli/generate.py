@@ -38,12 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not prompt:
         raise UsageError("the prompt is empty")
     engine = engine_args(arguments)
+    options = sampling_fields(arguments)
 
     from .backend import LocalBackend
     from .logs import set_up_logging
 
     set_up_logging(arguments.log_level)
-    options = sampling_fields(arguments)
     with LocalBackend(engine, arguments.chat_template) as backend:
         if arguments.chat:
             pieces = backend.chat([{"role": "user", "content": prompt}], options)

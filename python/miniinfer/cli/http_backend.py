@@ -7,7 +7,7 @@ import json
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from .options import UsageError
 
@@ -18,10 +18,7 @@ class HttpBackend:
     """Talks to `/v1/chat/completions` of an OpenAI-compatible server."""
 
     def __init__(self, url: str, *, model: str | None, api_key: str | None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--url must look like http://127.0.0.1:8000, got {url!r}")
-        self._parts = parts
+        self._parts = parts = _split(url)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -75,12 +72,26 @@ class HttpBackend:
                 raise RuntimeError(_error_message(response))
         except OSError as error:
             connection.close()
-            netloc = self._parts.netloc
-            raise RuntimeError(f"cannot reach the server at {netloc}: {error}") from error
+            reason = error.strerror or error
+            raise RuntimeError(
+                f"cannot reach the server at {self._parts.netloc}: {reason}"
+            ) from error
         except BaseException:
             connection.close()
             raise
         return connection, response
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a server's URL; its scheme may be left out."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        # A port that is no number, a bracket without its pair: the same answer.
+        pass
+    raise UsageError(f"--url must look like http://127.0.0.1:8000, got {url!r}")
 
 
 def _contents(response: http.client.HTTPResponse) -> Generator[str]:

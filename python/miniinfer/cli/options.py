@@ -7,7 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
@@ -25,11 +25,22 @@ class UsageError(Exception):
     """The command line makes no sense; the message says what to change."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Answers wrong usage in one line: the flags of `serve` alone would fill a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with 2."""
+        self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help explains)\n")
+
+
 def positive_int(text: str) -> int:
     """Parse an integer of at least 1."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return value
 
 
@@ -109,7 +120,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_memory_options(parser)
     group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
-    group.add_argument("--threads", type=positive_int, metavar="N", help="CPU threads for torch")
+    group.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="CPU threads for torch (default: torch's choice, one a core)",
+    )
     parser.add_argument(
         "--chat-template",
         type=template_text,
@@ -133,7 +149,10 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     size = group.add_mutually_exclusive_group()
     size.add_argument("--num-kv-blocks", type=positive_int, metavar="N", help="number of blocks")
     size.add_argument(
-        "--kv-cache-memory", type=byte_size, metavar="SIZE", help="memory for blocks, as 2GiB"
+        "--kv-cache-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="memory for blocks, as 2GiB (default: a share of the free memory)",
     )
     group.add_argument(
         "--no-prefix-caching",
@@ -188,10 +207,20 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | N
 
 
 def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling flags that were given, under the names requests use."""
+    """Return the sampling flags that were given, under the names requests use.
+
+    Raises `UsageError` for values out of range: here, since loading the model takes seconds.
+    """
+    from miniinfer.sampling_params import SamplingParams
+
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
     given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in given.items() if value is not None}
+    try:
+        SamplingParams(**fields)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return fields
 
 
 def api_key_from_environment() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from typing import TYPE_CHECKING
 
 from .options import (
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
     from miniinfer.server.config import ServerConfig
     from miniinfer.server.engine_api import Engine
+
+logger = logging.getLogger(__name__)
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -49,7 +52,9 @@ def add_parser(commands: Subparsers) -> None:
         help="between lines of statistics while there is work; 0 is never (default: %(default)g)",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the settings, print them and exit"
+        "--dry-run",
+        action="store_true",
+        help="check the settings, but not the model, print them and exit",
     )
     parser.set_defaults(run=run)
 
@@ -136,6 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     from .logs import set_up_logging
 
     def load() -> Engine:
+        logger.info("loading %s", engine.model or "the built-in model")
         from miniinfer import AsyncLLM
 
         return AsyncLLM.from_args(engine)

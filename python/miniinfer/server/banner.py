@@ -17,8 +17,6 @@ def banner(engine: Engine, config: ServerConfig, address: tuple[Any, ...]) -> st
     lines = [f"model    {', '.join(names)}", f"context  {engine.max_model_len} tokens"]
     if "kv_cache_tokens" in stats:
         lines.append(f"KV cache {stats['kv_cache_tokens']} tokens")
-    elif "kv_blocks_total" in stats:
-        lines.append(f"KV cache {stats['kv_blocks_total']} blocks")
     lines += [f"listens  {url}", "", "try:", _curl(url, names[0], bool(config.api_keys))]
     return "\n".join(lines)
 
