@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import gc
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import miniinfer
 from engines import SIZES, check_idle, greedy
 from miniinfer import (
     AsyncLLM,
@@ -492,3 +496,32 @@ async def test_text_of_the_built_in_model(builtin_gguf: Path) -> None:
         prompts = ("Repeat: 😀👩‍👧", "今天天气很好", "Hello", "שלום", "ďábel")
         await asyncio.gather(*(check(p, seed) for p in prompts for seed in range(3)))
         await until_idle(llm)
+
+
+EXIT_WITHOUT_CLOSE = """
+import asyncio, sys
+from miniinfer import AsyncLLM, EngineArgs, SamplingParams
+
+async def main():
+    global llm, streams
+    llm = AsyncLLM(EngineArgs(model=sys.argv[1], max_model_len=200))
+    params = SamplingParams(max_tokens=150, ignore_eos=True)
+    streams = [llm.submit([number + 1], params) for number in range(20)]
+    await anext(streams[0])
+
+asyncio.run(main())
+sys.exit(7)
+"""
+
+
+def test_the_interpreter_ends_in_the_midst_of_a_step(tiny_model: Path) -> None:
+    package = Path(miniinfer.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    command = [sys.executable, "-c", EXIT_WITHOUT_CLOSE, str(tiny_model)]
+    children = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for child in children:
+        _, errors = child.communicate(timeout=4 * PATIENCE)
+        assert (child.returncode, errors) == (7, "")

@@ -1,6 +1,7 @@
 """Offline generation: what `LLM` promises, on a real engine."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -740,3 +741,27 @@ class TestFailures:
             [output] = llm.generate("abc", params)
             assert max(output.token_ids) < 260
             assert max(max(row) for row in output.outputs[0].logprobs or []) < 260
+
+
+class TestThreads:
+    def test_calls_of_several_threads_are_each_what_they_are_alone(self, llm: LLM) -> None:
+        prompts = [[number] * 5 for number in range(1, 7)]
+        expected = ids_of(llm.generate(prompts, greedy()))
+
+        def streamed(prompt: list[int]) -> list[int]:
+            return [token for output in llm.stream(prompt, greedy()) for token in output.token_ids]
+
+        with ThreadPoolExecutor(6) as pool:
+            whole = [pool.submit(llm.generate, prompts, greedy()) for _ in range(12)]
+            pieces = [pool.submit(streamed, prompt) for prompt in prompts]
+            for call in whole:
+                assert ids_of(call.result(60)) == expected
+            assert [call.result(60) for call in pieces] == expected
+
+    def test_a_stream_that_another_thread_has_computed(self, llm: LLM) -> None:
+        stream = llm.stream([1, 2, 3], greedy())
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(llm.generate, [4, 5], greedy()).result(60)
+        assert other[0].finished
+        tokens = [token for output in stream for token in output.token_ids]
+        assert tokens == llm.generate([1, 2, 3], greedy())[0].token_ids

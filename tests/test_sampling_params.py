@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from miniinfer import sampling_params
 from miniinfer.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 
 # Too long for CPython to print.
@@ -183,3 +184,17 @@ def test_a_message_with_a_bad_value_is_refused():
 def test_error_survives_pickling():
     error = pickle.loads(pickle.dumps(ParameterError("n", "n must be 1")))
     assert (error.param, str(error)) == ("n", "n must be 1")
+
+
+def test_stop_strings_have_a_limit_together():
+    limit = sampling_params.MAX_STOP_BYTES
+    for stop in ("x" * limit, ["é" * (limit // 4)] * 2):
+        assert SamplingParams(stop=stop).stop
+    for stop in ("x" * (limit + 1), ["é" * (limit // 4)] * 3, [str(i) for i in range(limit)]):
+        with pytest.raises(ParameterError, match=f"stop must be at most {limit} bytes") as caught:
+            SamplingParams(stop=stop)
+        assert caught.value.param == "stop"
+
+
+def test_a_stop_token_named_often_counts_once():
+    assert SamplingParams(stop_token_ids=[3, 1, 3, 1, 1]).stop_token_ids == [3, 1]

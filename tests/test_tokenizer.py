@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from miniinfer.chat_template import ChatTemplateError
 from miniinfer.source import ModelSource
 from miniinfer.tokenizer import Tokenizer, TokenizerError
+from tiny import write_tokenizer
 
 TEXTS = json.loads((Path(__file__).parent / "data" / "tokenizer_texts.json").read_text("utf-8"))
 
@@ -306,3 +309,47 @@ def test_exactly_one_bos(directory: Path) -> None:
     without = {"chat_template": "{{ messages[0].content }}"}
     assert tokenizer.encode_chat(USER, **without) == [256]
     assert tokenizer.encode_chat(USER, add_special_tokens=True, **without) == [257, 256]
+
+
+def test_a_long_text_leaves_other_threads_their_time(tmp_path):
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    text = "to be or not " * 20_000
+    turns = 0
+    stop = threading.Event()
+
+    def count():
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+            time.sleep(0)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    try:
+        started = turns
+        ids = tokenizer.encode(text)
+        encoded = turns
+        again = tokenizer.decode(ids)
+        decoded = turns
+    finally:
+        stop.set()
+        counter.join()
+    assert again == text
+    # A thread that is kept out gets the few turns before and after the call at most.
+    assert encoded - started > 100
+    assert decoded - encoded > 100
+
+
+@pytest.mark.parametrize("size", [1022, 1023, 1024, 1025, 5000])
+def test_long_and_short_are_encoded_alike(tmp_path, size):
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    text = ("é<eos> \U0001f600a" * size)[:size]
+    ids = tokenizer.encode(text)
+    assert ids == tokenizer._backend.encode(text).ids
+    for skip in (False, True):
+        assert tokenizer.decode(ids, skip) == tokenizer._backend.decode(
+            ids, skip_special_tokens=skip
+        )
+    assert tokenizer.decode([*ids, 2**40, -1], False) == text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import threading
 import uuid
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Self
@@ -28,6 +30,25 @@ _MAILBOX = 2
 
 _LAST_WORDS_SECONDS = 10.0
 """How long the text thread may take to tell readers that the engine was closed."""
+
+_LAST_STEP_SECONDS = 30.0
+"""How long the interpreter's exit waits for the step that is being computed."""
+
+_alive: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop the engines that were not closed.
+
+    A thread that comes back from native code to an interpreter that has gone is unwound there and
+    then, which torch answers by ending the process with SIGABRT.
+    """
+    engines = [engine for engine in _alive if engine._thread.is_alive()]
+    for engine in engines:
+        engine._request_stop()
+    for engine in engines:
+        engine._thread.join(_LAST_STEP_SECONDS)
 
 
 class _Mailbox:
@@ -142,6 +163,7 @@ class AsyncLLM:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="miniinfer-engine", daemon=True)
         self._thread.start()
+        _alive.add(self)
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -286,10 +308,13 @@ class AsyncLLM:
         self._core.reset_prefix_cache()
         return True
 
-    async def close(self) -> None:
-        """End every request and stop the engine's thread."""
+    def _request_stop(self) -> None:
         self._stopping = True
         self._core.interrupt()
+
+    async def close(self) -> None:
+        """End every request and stop the engine's thread."""
+        self._request_stop()
         await asyncio.to_thread(self._thread.join)
         self._detach()
         # What the engine had to say at its end is for the readers that still wait; the text thread

@@ -14,7 +14,7 @@ from ._core import Submission
 from .config import EngineArgs, available_memory
 from .generation_config import generation_defaults
 from .model.read_config import read_model_config
-from .sampling_params import RequestOutputKind, SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams, check_priority
 from .source import ModelSource, resolve_model
 from .tokenizer import Tokenizer
 
@@ -160,7 +160,11 @@ class Engine:
         tenant: str = "",
         cache_salt: str | None = None,
     ) -> Submission:
-        """Queue a request, from any thread. `RequestError` if it can never run."""
+        """Queue a request, from any thread.
+
+        Raises `RequestError` if it can never run, `ParameterError` for a priority beyond 32 bits.
+        """
+        check_priority(priority)
         return self.core.submit(
             prompt_token_ids,
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,8 @@ __all__ = ["LLM"]
 class LLM:
     """A model to generate with, for programs without an event loop.
 
-    `model` and the keyword arguments are those of `EngineArgs`. Use from one thread.
+    `model` and the keyword arguments are those of `EngineArgs`. Any thread may call;
+    a call waits for that of another thread to end. A stream waits only while it has no output.
 
         llm = LLM()
         outputs = llm.generate(["Hello,", "Once upon a time"], SamplingParams(max_tokens=32))
@@ -33,6 +35,8 @@ class LLM:
         self.llm_engine = LLMEngine(EngineArgs(model=model, **engine_args))
         self._mail: dict[str, deque[RequestOutput]] = {}
         """Outputs for each stream that is open."""
+        self._turn = threading.RLock()
+        """Held by the thread that drives the engine."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,13 +87,14 @@ class LLM:
             )
         priorities = [0] * len(many) if priority is None else priority
         ids: list[str] = []
-        try:
-            for at, (prompt, each) in enumerate(zip(many, params, strict=True)):
-                ids.append(self._add(at, prompt, each, priorities[at]))
-            return self._run(ids, use_tqdm)
-        finally:
-            for request_id in ids:
-                self._drop(request_id)
+        with self._turn:
+            try:
+                for at, (prompt, each) in enumerate(zip(many, params, strict=True)):
+                    ids.append(self._add(at, prompt, each, priorities[at]))
+                return self._run(ids, use_tqdm)
+            finally:
+                for request_id in ids:
+                    self._drop(request_id)
 
     def chat(
         self,
@@ -130,8 +135,8 @@ class LLM:
         """
         params = sampling_params or self.get_default_sampling_params()
         params = msgspec.structs.replace(params, output_kind=RequestOutputKind.DELTA)
-        request_id = self.llm_engine.add_request(None, prompt, params)
-        return _Stream(self, request_id)
+        with self._turn:
+            return _Stream(self, self.llm_engine.add_request(None, prompt, params))
 
     def _params_for(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -200,9 +205,13 @@ class _Stream(Iterator[RequestOutput]):
 
     def __next__(self) -> RequestOutput:
         while not self._mail:
-            if self._request_id not in self._owner._mail:
-                raise StopIteration
-            self._owner._step()
+            with self._owner._turn:
+                # The thread that had the turn before may have brought an output, or the end.
+                if self._mail:
+                    break
+                if self._request_id not in self._owner._mail:
+                    raise StopIteration
+                self._owner._step()
         output = self._mail.popleft()
         if output.finished:
             self.close()

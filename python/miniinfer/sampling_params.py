@@ -19,6 +19,8 @@ takes the lowest id.
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+MAX_STOP_BYTES = 16 * 1024
+"""Bytes of a request's stop strings together; each byte costs every choice some 30 of memory."""
 _INT32_MAX = 2**31 - 1
 _UINT64_MASK = 2**64 - 1
 _MAX_DIGITS = 20
@@ -84,7 +86,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     """No end-of-sequence or stop token before this many tokens; at most `max_tokens`."""
     stop: str | list[str] | None = None
-    """Texts that end the answer; none may be empty."""
+    """Texts that end the answer; none may be empty, nor all together exceed 16 KiB of UTF-8."""
     stop_token_ids: list[int] | None = None
     """Token ids that end the answer."""
     include_stop_str_in_output: bool = False
@@ -164,7 +166,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
         if not isinstance(token_ids, list | tuple):
             _refuse("stop_token_ids", "a list of token ids", token_ids)
-        self.stop_token_ids = [_integer("stop_token_ids", i, 0, _INT32_MAX) for i in token_ids]
+        checked = (_integer("stop_token_ids", i, 0, _INT32_MAX) for i in token_ids)
+        self.stop_token_ids = list(dict.fromkeys(checked))
         self.include_stop_str_in_output = _boolean(
             "include_stop_str_in_output", self.include_stop_str_in_output
         )
@@ -175,6 +178,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.skip_special_tokens = _boolean("skip_special_tokens", self.skip_special_tokens)
         if not isinstance(self.output_kind, RequestOutputKind):
             _refuse("output_kind", "a RequestOutputKind", self.output_kind)
+
+
+def check_priority(priority: object) -> None:
+    """Raise `ParameterError` unless a request's priority is an integer of 32 bits with a sign."""
+    _integer("priority", priority, -(2**31), _INT32_MAX)
 
 
 def _refuse(param: str, limit: str, value: object) -> NoReturn:
@@ -238,6 +246,9 @@ def _stop_strings(value: object) -> list[str]:
             _refuse("stop", "strings of at least one character", string)
         if any("\ud800" <= character <= "\udfff" for character in string):
             _refuse("stop", "valid Unicode, without lone surrogates", string)
+    size = sum(len(string.encode()) for string in strings)
+    if size > MAX_STOP_BYTES:
+        _refuse("stop", f"at most {MAX_STOP_BYTES} bytes of UTF-8 together", size)
     return list(strings)
 
 

@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer", "TokenizerError"]
 
+_LONG = 1024
+"""Characters, or tokens, from which the GIL is released: the library does that for batches only."""
+
 
 class Tokenizer:
     """A tokenizer with its chat template.
 
-    All methods may be called from any thread; encoding and decoding release the GIL.
+    All methods may be called from any thread; encoding and decoding release the GIL where they
+    take long.
 
     Attributes:
         name: what to call the model in messages.
@@ -101,8 +105,12 @@ class Tokenizer:
 
         The text of a special token inside `text` becomes that token.
         """
-        encoding = self._backend.encode(_encodable(text), add_special_tokens=add_special_tokens)
-        return encoding.ids
+        text = _encodable(text)
+        if len(text) < _LONG:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Fast: without the offsets of the tokens.
+        encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True
@@ -116,10 +124,15 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Ids outside the vocabulary have no text."""
         try:
-            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            return self._decode(ids, skip_special_tokens)
         except OverflowError:
             within = [index for index in ids if 0 <= index < self.vocab_size]
-            return self._backend.decode(within, skip_special_tokens=skip_special_tokens)
+            return self._decode(within, skip_special_tokens)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if len(ids) < _LONG:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     @cached_property
     def vocab_size(self) -> int:

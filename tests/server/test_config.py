@@ -19,6 +19,8 @@ from .fake import FakeEngine
         ({"max_concurrent_requests": 0}, "max_concurrent_requests"),
         ({"keep_alive_interval": -1}, "keep_alive_interval"),
         ({"shutdown_timeout": float("inf")}, "shutdown_timeout"),
+        ({"stalled_client_timeout": 0}, "stalled_client_timeout"),
+        ({"stalled_client_timeout": float("inf")}, "stalled_client_timeout"),
         ({"stats_interval": float("nan")}, "stats_interval"),
         ({"api_keys": ("a", "")}, "API key"),
         ({"served_model_names": ("",)}, "model name"),

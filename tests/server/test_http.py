@@ -399,3 +399,42 @@ async def test_http_1_0_client_gets_a_stream_without_chunking(client):
     assert b"chunked" not in head.lower()
     assert events.startswith(b"data: {")
     assert events.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_unknown_expectation_is_answered(client):
+    async with client.post(CHAT, json=BODY, headers={"Expect": "a-miracle"}) as response:
+        assert response.status == 417
+        assert response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**BODY, "model": "m" * 100_000}),
+        (CHAT, {"messages": [{"role": "r" * 100_000, "content": "a"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "t" * 100_000}]}]}),
+        (CHAT, {**BODY, "max_tokens": 10**4000}),
+        (CHAT, {**BODY, "n": 10**4000}),
+        ("/v1/completions", {"prompt": [1, 10**4000]}),
+        ("/v1/completions", {"prompt": "a", "best_of": 10**4000}),
+        ("/detokenize", {"tokens": [10**4000]}),
+    ],
+)
+async def test_an_error_does_not_repeat_a_long_value(client, path, body):
+    async with client.post(path, json=body) as response:
+        assert response.status in (400, 404)
+        message = (await response.json())["error"]["message"]
+    assert len(message) < 2000
+    assert "characters left out" in message
+
+
+@pytest.mark.parametrize("header", [b"Authorization: Bearer \xff\xfe", b"X-Api-Key: \xed\xa0\x80"])
+async def test_a_key_that_is_not_utf8(start, engine, header):
+    client = await start(engine, api_keys=("right",))
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    try:
+        # By hand, as no client library sends such bytes.
+        writer.write(b"GET /load HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"401"
+    finally:
+        writer.close()

@@ -186,3 +186,16 @@ async def test_sigterm_lets_a_stream_finish(tiny_model: Path) -> None:
         _, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     assert "Traceback" not in err.decode()
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 10**30])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_priority_out_of_range(tiny_model: Path, priority: int, stream: bool) -> None:
+    body = {"prompt": "a", "priority": priority, "stream": stream}
+    async with real_server(tiny_model) as (url, llm), aiohttp.ClientSession(url) as client:
+        async with client.post("/v1/completions", json=body) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+        assert error["param"] == "priority"
+        assert str(priority) in error["message"]
+        await until_idle(llm)

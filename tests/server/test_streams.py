@@ -247,3 +247,33 @@ async def until(condition):
     """Wait for a condition; the test's own timeout is the limit."""
     while not condition():
         await asyncio.sleep(0.005)
+
+
+async def test_a_client_that_never_reads_is_cut_off(start, engine):
+    # More than the sockets' buffers take, on both sides.
+    pieces = [FakeDelta("x" * 1_000_000, num_output_tokens=i + 1) for i in range(30)]
+    engine.script = lambda ids, params: [*pieces, FakeDelta("", finish_reason="length")]
+    client = await start(engine, stalled_client_timeout=0.2, max_concurrent_requests=1)
+    body = json.dumps(STREAM).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body))
+    writer.write(head + body)
+    await reader.readexactly(12)
+    writer.transport.pause_reading()
+    try:
+        async with asyncio.timeout(30):
+            while client.app[STATE].num_active:
+                await asyncio.sleep(0.01)
+        assert engine.requests[0].stream.cancelled
+        # Its place is free for another.
+        engine.script = lambda ids, params: answer(params, ["hello"])
+        async with client.post(CHAT, json=BODY) as response:
+            assert response.status == 200
+        writer.transport.resume_reading()
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(1_000_000):
+                received += piece
+        assert b"[DONE]" not in received
+    finally:
+        writer.close()

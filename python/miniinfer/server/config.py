@@ -38,6 +38,8 @@ class ServerConfig:
     """More requests than this at once are refused with 503; None sets no limit."""
     keep_alive_interval: float = 15.0
     """Seconds of silence after which a stream gets an SSE comment; 0 turns it off."""
+    stalled_client_timeout: float = 60.0
+    """Seconds that a stream waits for a client that does not read, before it is cut off."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     stats_interval: float = 10.0
@@ -57,6 +59,10 @@ class ServerConfig:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be at least 0 seconds, got {value}")
+        if not 0 < self.stalled_client_timeout < float("inf"):
+            raise ValueError(
+                f"stalled_client_timeout must be above 0 seconds, got {self.stalled_client_timeout}"
+            )
         if any(not key for key in self.api_keys):
             raise ValueError("an API key must not be empty")
         if any(not name for name in self.served_model_names):

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_SECONDS = 5
 
+_MESSAGE_HEAD, _MESSAGE_TAIL = 1000, 400
+"""Characters kept of a message that is longer, as it quotes something long."""
+
 
 class ApiError(Exception):
     """An answer that is an error: HTTP status, message and OpenAI's type, param and code."""
@@ -27,6 +30,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.status = status
         self.message = message
@@ -56,6 +60,14 @@ class ApiError(Exception):
             content_type="application/json",
             headers=self.headers,
         )
+
+
+def _shortened(message: str) -> str:
+    left_out = len(message) - _MESSAGE_HEAD - _MESSAGE_TAIL
+    if left_out <= 0:
+        return message
+    head, tail = message[:_MESSAGE_HEAD], message[-_MESSAGE_TAIL:]
+    return f"{head}... ({left_out} characters left out) ...{tail}"
 
 
 def invalid(param: str, message: str, code: str | None = None) -> ApiError:

@@ -69,7 +69,9 @@ async def api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     if keys and request.path not in OPEN_PATHS and request.method != "OPTIONS":
         given = _given_key(request)
         # Every key is compared, so the time tells nothing of which one came close.
-        valid = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+        # Bytes of a header that are not UTF-8 come as lone surrogates.
+        sent = given.encode("utf-8", "surrogateescape")
+        valid = [hmac.compare_digest(sent, key.encode()) for key in keys]
         if not any(valid):
             raise ApiError(
                 401,
@@ -94,7 +96,8 @@ async def loading(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the request id and the CORS headers to any answer, streams and errors too."""
-    response.headers["X-Request-Id"] = request[_RESPONSE_ID]
+    # What aiohttp refuses by itself, such as an unknown Expect, has not been through `errors`.
+    response.headers["X-Request-Id"] = request.get(_RESPONSE_ID) or uuid.uuid4().hex
     origin = _allowed_origin(request)
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin

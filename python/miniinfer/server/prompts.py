@@ -34,8 +34,10 @@ async def tokenize_prompts(
     vocabulary.
     """
     prompts = split_prompts(prompt)
-    characters = sum(len(item) for item in prompts if isinstance(item, str))
-    return await run_sized(executor, characters, lambda: _encode_all(prompts, tokenizer))
+    # Ids are looked at one by one, so they count too.
+    return await run_sized(
+        executor, sum(map(len, prompts)), lambda: _encode_all(prompts, tokenizer)
+    )
 
 
 def split_prompts(prompt: Any) -> list[str | list[Any]]:

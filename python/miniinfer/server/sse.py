@@ -49,13 +49,17 @@ class EventStream:
 
     The status line is sent with the first event, so that an error before it can still be an HTTP
     error. After `keep_alive_interval` seconds of silence a comment is sent instead, and the
-    answer has begun. `await send` waits while the client does not read.
+    answer has begun. `await send` waits while the client does not read, `stalled_client_timeout`
+    seconds at most: then the connection is cut, and a ConnectionError raised.
     """
 
-    def __init__(self, request: web.Request, keep_alive_interval: float) -> None:
+    def __init__(
+        self, request: web.Request, keep_alive_interval: float, stalled_client_timeout: float
+    ) -> None:
         self._request = request
         self.response = web.StreamResponse(headers=_HEADERS)
         self._interval = keep_alive_interval
+        self._stalled_client_timeout = stalled_client_timeout
         self._starting = asyncio.Lock()
         self._last_write = time.monotonic()
         self._keep_alive: asyncio.Task[None] | None = None
@@ -89,7 +93,14 @@ class EventStream:
                 if not self.response.prepared:
                     await self.response.prepare(self._request)
         self._last_write = time.monotonic()
-        await self.response.write(events)
+        try:
+            async with asyncio.timeout(self._stalled_client_timeout):
+                await self.response.write(events)
+        except TimeoutError:
+            # Without this, aiohttp would wait for the same client to end the answer.
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionAbortedError("the client does not read") from None
 
     async def _send_comments(self) -> None:
         while True:
@@ -105,7 +116,10 @@ async def respond_stream(
 ) -> web.StreamResponse:
     """Answer a request with its deltas as they come, then `[DONE]` exactly once."""
     state = request.app[STATE]
-    async with EventStream(request, state.config.keep_alive_interval) as events:
+    config = state.config
+    async with EventStream(
+        request, config.keep_alive_interval, config.stalled_client_timeout
+    ) as events:
         try:
             await _send_deltas(events, generation, stream_format)
         except ConnectionError:

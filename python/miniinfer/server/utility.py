@@ -100,10 +100,12 @@ async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
     tokenizer = state.engine().tokenizer
     state.check_model(body.model)
-    check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
-    text = await run_sized(
-        state.executor, len(body.tokens), lambda: tokenizer.decode(body.tokens, False)
-    )
+
+    def decode() -> str:
+        check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
+        return tokenizer.decode(body.tokens, False)
+
+    text = await run_sized(state.executor, len(body.tokens), decode)
     return json_response({"prompt": text})
 
 
