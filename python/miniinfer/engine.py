@@ -258,9 +258,11 @@ def _read_ahead(args: EngineArgs, source: ModelSource) -> HostWeights | None:
     on_cpu = args.device == "cpu" or (args.device == "auto" and not _has_accelerator())
     if source.kind != "gguf" or args.dtype not in ("auto", "float32") or not on_cpu:
         return None
+    from .model.gguf_weights import GGUFWeights
     from .model.host_weights import read_host_weights
 
-    return read_host_weights(source.path)
+    # One core is busy with the import of torch, which is what everything else waits for.
+    return read_host_weights(source.path, threads=max(1, GGUFWeights.threads - 1))
 
 
 def _has_accelerator() -> bool:
