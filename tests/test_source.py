@@ -201,10 +201,14 @@ def hub_error(kind: type[errors.HfHubHTTPError]) -> Exception:
         (hub_error(errors.RevisionNotFoundError), "has no revision 'v1'"),
     ],
 )
-def test_download_failures(hub: Hub, error: Exception, problem: str) -> None:
+def test_download_failures(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
+) -> None:
     def fail() -> None:
         raise error
 
+    # As for a user who may download; `hub` stands where the network would be.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     hub.download = fail
     with pytest.raises(ModelSourceError, match=problem) as caught:
         resolve_model("org/name", revision="v1")
