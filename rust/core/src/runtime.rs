@@ -41,7 +41,8 @@ pub struct Runtime {
     driver: Mutex<Driver>,
     receiver: Mutex<Receiver<Command>>,
     consumer: Mutex<HubConsumer<StreamDelta>>,
-    wake: Arc<Wake>,
+    /// Shared as the hub shares it: under loom that is loom's `Arc`.
+    wake: crate::sync::Arc<Wake>,
     text: TextSide,
     stats: Mutex<Stats>,
     /// Choices that the engine has ended.
@@ -76,7 +77,7 @@ impl Runtime {
         let engine = Engine::new(spec.config.clone(), spec.eos)?;
         let (commands, receiver) = inbox::inbox();
         let (text, text_receiver) = inbox::inbox();
-        let wake = Arc::new(Wake::new()?);
+        let wake = crate::sync::Arc::new(Wake::new()?);
         let waker: Inbox<TextMessage> = text.clone();
         let (producer, consumer) = output::hub(RING, wake.clone(), move || waker.wake());
         let opener = producer.opener();
