@@ -8,6 +8,9 @@ import torch
 import tiny
 from miniinfer import LLM, RequestOutput, SamplingParams
 
+# Thousands of forward passes of the real model, the reference's too: minutes on a busy machine.
+pytestmark = pytest.mark.timeout(1200)
+
 MAX_TOKENS = 64
 
 PROMPTS = [
