@@ -89,7 +89,7 @@ class LocalBackend:
         deltas: queue.SimpleQueue[Any] = queue.SimpleQueue()
         task = asyncio.run_coroutine_threadsafe(self._pump(token_ids, params, deltas), self._loop)
         try:
-            while (item := deltas.get()) is not _END:
+            while (item := _next(deltas)) is not _END:
                 if isinstance(item, Exception):
                     raise item
                 yield _text(item)
@@ -117,6 +117,15 @@ class LocalBackend:
             deltas.put(error)
         finally:
             deltas.put(_END)
+
+
+def _next(deltas: queue.SimpleQueue[Any]) -> Any:
+    """The next item. Looks up at times: a signal that comes just before a wait does not end it."""
+    while True:
+        try:
+            return deltas.get(timeout=0.2)
+        except queue.Empty:
+            continue
 
 
 def _text(delta: Delta) -> str:
