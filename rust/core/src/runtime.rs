@@ -15,6 +15,7 @@ use crate::output::{self, HubConsumer, Wake};
 use crate::pipeline::{Pipeline, StallCounters, StallPolicy, StreamDelta, TextMessage};
 use crate::stats::Stats;
 use crate::step::{SpareOutputs, StepOutput};
+use crate::sync::Arc as HubArc;
 use crate::text::TextModel;
 
 /// Deltas that a stream holds one by one before they merge.
@@ -42,7 +43,7 @@ pub struct Runtime {
     receiver: Mutex<Receiver<Command>>,
     consumer: Mutex<HubConsumer<StreamDelta>>,
     /// Shared as the hub shares it: under loom that is loom's `Arc`.
-    wake: crate::sync::Arc<Wake>,
+    wake: HubArc<Wake>,
     text: TextSide,
     stats: Mutex<Stats>,
     /// Choices that the engine has ended.
@@ -77,7 +78,7 @@ impl Runtime {
         let engine = Engine::new(spec.config.clone(), spec.eos)?;
         let (commands, receiver) = inbox::inbox();
         let (text, text_receiver) = inbox::inbox();
-        let wake = crate::sync::Arc::new(Wake::new()?);
+        let wake = HubArc::new(Wake::new()?);
         let waker: Inbox<TextMessage> = text.clone();
         let (producer, consumer) = output::hub(RING, wake.clone(), move || waker.wake());
         let opener = producer.opener();
