@@ -6,6 +6,8 @@ from typing import Any, TypeAlias, TypedDict, final
 import numpy as np
 import numpy.typing as npt
 
+from .parsing import Part
+
 __version__: str
 
 __all__ = [
@@ -85,6 +87,9 @@ class Delta:
     @property
     def text(self) -> str:
         """New text: whole characters, free of stop strings."""
+    @property
+    def parts(self) -> list[Part]:
+        """What the text means, if the request asked for it to be parsed; else empty."""
     @property
     def token_ids(self) -> list[int]:
         """Ids of the tokens that the text is made of."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from miniinfer.chat_template import ChatTemplateError
+from miniinfer.parsing import Part
 from miniinfer.sampling_params import RequestOutputKind, SamplingParams
 
 EOS = 257
@@ -30,6 +31,7 @@ class FakeLogprob:
 class FakeDelta:
     text: str = ""
     index: int = 0
+    parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[FakeLogprob] | None = None
     finish_reason: str | None = None

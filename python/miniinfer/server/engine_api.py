@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from miniinfer.parsing import Part
     from miniinfer.sampling_params import SamplingParams
 
 RawBytes: TypeAlias = bytes
@@ -54,6 +55,10 @@ class Delta(Protocol):
     @property
     def text(self) -> str:
         """New text: whole characters, free of stop strings."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What the text means, if the request came with a `ParserSpec`; else empty."""
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from miniinfer.parsing import Part
 from miniinfer.sampling_params import SamplingParams
 
 from .config import MAX_CHOICES
@@ -206,6 +207,7 @@ class _EchoDelta:
     index: int
     num_prompt_tokens: int
     text: str = ""
+    parts: Sequence[Part] = ()
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] | None = None
     finish_reason: str | None = "length"

@@ -6,6 +6,7 @@
 //! * [`inbox`]: how other threads reach the engine.
 //! * [`output`]: what carries results to the reader: ring, hub, wake.
 //! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
+//! * [`parse`]: text to reasoning, content and tool calls.
 //! * [`sim`]: an engine without a model.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
@@ -17,6 +18,7 @@ pub mod frontend;
 pub mod inbox;
 pub mod noise;
 pub mod output;
+pub mod parse;
 pub mod pipeline;
 pub mod request;
 pub mod runtime;

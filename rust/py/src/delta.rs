@@ -1,9 +1,10 @@
 //! What a reader gets.
 
+use miniinfer_core::parse::Part;
 use miniinfer_core::pipeline::StreamDelta;
 use miniinfer_core::text::{self, FinishReason, StopCause};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 
 type Top = Vec<(u32, String, Py<PyBytes>, f32)>;
 
@@ -45,6 +46,7 @@ impl TokenLogprob {
 pub struct Delta {
     index: u32,
     text: String,
+    parts: Vec<Py<PyTuple>>,
     token_ids: Vec<u32>,
     logprobs: Option<Vec<Py<TokenLogprob>>>,
     finish_reason: Option<&'static str>,
@@ -93,6 +95,7 @@ impl Delta {
         }
         let delta = Self {
             index: from.index,
+            parts: parts(py, text)?,
             text: std::mem::take(&mut text.text),
             token_ids: std::mem::take(&mut text.token_ids),
             logprobs,
@@ -105,4 +108,16 @@ impl Delta {
         };
         Py::new(py, delta)
     }
+}
+
+/// The parts of a delta as tuples that begin with their kind.
+fn parts(py: Python<'_>, from: &mut text::Delta) -> PyResult<Vec<Py<PyTuple>>> {
+    let parts = std::mem::take(&mut from.parts).into_iter();
+    let parts = parts.map(|part| match part {
+        Part::Reasoning(text) => ("reasoning", text).into_pyobject(py),
+        Part::Content(text) => ("content", text).into_pyobject(py),
+        Part::ToolCall { index, name } => ("tool_call", index, name).into_pyobject(py),
+        Part::Arguments { index, text } => ("arguments", index, text).into_pyobject(py),
+    });
+    parts.map(|part| Ok(part?.unbind())).collect()
 }

@@ -1,5 +1,7 @@
 //! What a stream gives its reader.
 
+use crate::parse::Part;
+
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
@@ -74,6 +76,9 @@ pub struct TokenLogprob {
 pub struct Delta {
     /// New text: whole characters, no part of a stop string that matched.
     pub text: String,
+    /// What the new text means, if the stream was asked to parse it; empty otherwise. Less than `text`
+    /// where a format's tags are in it or a part of it is still undecided.
+    pub parts: Vec<Part>,
     /// Ids that the new text is made of.
     pub token_ids: Vec<u32>,
     /// Log-probabilities of `token_ids`; empty when not asked for or not given.
@@ -88,12 +93,18 @@ pub struct Delta {
 impl Delta {
     /// Whether there is nothing for a reader: no text, no ids, no end.
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.token_ids.is_empty() && self.finish.is_none()
+        self.text.is_empty()
+            && self.parts.is_empty()
+            && self.token_ids.is_empty()
+            && self.finish.is_none()
     }
 
     /// Appends a later delta of the same answer and empties it; both keep their buffers.
     pub fn merge_from(&mut self, later: &mut Self) {
         self.text.push_str(&later.text);
+        for part in later.parts.drain(..) {
+            part.push(&mut self.parts);
+        }
         self.token_ids.append(&mut later.token_ids);
         self.logprobs.append(&mut later.logprobs);
         self.num_output_tokens = self.num_output_tokens.max(later.num_output_tokens);
@@ -106,6 +117,7 @@ impl Delta {
     /// Empties the delta and keeps its buffers.
     pub fn clear(&mut self) {
         self.text.clear();
+        self.parts.clear();
         self.token_ids.clear();
         self.logprobs.clear();
         self.finish = None;
