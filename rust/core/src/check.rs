@@ -80,6 +80,15 @@ impl Engine {
             )?;
             seen[index as usize] += 1;
         }
+        let growing = |index: &u32| {
+            let request = self.table.get(*index);
+            let full = request.tokens.len() > request.table.len() * self.config.block_size as usize;
+            !full || self.config.max_draft_tokens > 0 || self.growing.contains(index)
+        };
+        let mut decoding = self.decoding.iter().filter(|&&index| index != HOLE);
+        ensure(decoding.all(growing), || {
+            "a full decoding request is not among the growing ones".into()
+        })?;
         let holes = self.decoding.iter().filter(|&&index| index == HOLE).count();
         ensure(holes == self.decoding_holes as usize, || {
             format!("{holes} holes")

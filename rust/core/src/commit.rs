@@ -113,6 +113,8 @@ impl Engine {
                 self.leave_prefill(index, prefilling);
                 if prefilling {
                     self.start_decoding(index);
+                } else {
+                    self.note_growth(index);
                 }
             }
         }

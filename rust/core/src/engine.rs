@@ -82,6 +82,8 @@ pub struct Engine {
     pub(crate) slots: [Slot; 2],
     /// Requests given prefill tokens by the plan under way.
     pub(crate) grants: Vec<u32>,
+    /// Decoding requests whose blocks are full, if there are no drafts; maybe some that have left since.
+    pub(crate) growing: Vec<u32>,
     pub(crate) admission_closed: bool,
     /// No running request has a greater priority number.
     pub(crate) least_urgent: i32,
@@ -129,6 +131,7 @@ impl Engine {
             free_rows: (0..rows).rev().collect(),
             slots: Default::default(),
             grants: Vec::new(),
+            growing: Vec::new(),
             admission_closed: false,
             least_urgent: i32::MIN,
             overdue: BTreeMap::new(),

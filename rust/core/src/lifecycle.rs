@@ -154,6 +154,18 @@ impl Engine {
         request.decode_at = at;
         request.note_last();
         self.decoding.push(index);
+        self.note_growth(index);
+    }
+
+    /// Remembers a decoding request whose blocks have no room for its next token.
+    pub(crate) fn note_growth(&mut self, index: u32) {
+        let block_size = self.config.block_size as usize;
+        let request = self.table.get(index);
+        if request.tokens.len() > request.table.len() * block_size
+            && self.config.max_draft_tokens == 0
+        {
+            self.growing.push(index);
+        }
     }
 
     pub(crate) fn leave_decoding(&mut self, index: u32) {
@@ -267,7 +279,8 @@ impl Engine {
 
     /// Takes everything from a running request but its tokens; it will be computed again.
     pub(crate) fn preempt(&mut self, index: u32) {
-        match self.table.get(index).state {
+        let state = self.table.get(index).state;
+        match state {
             State::Prefill => self.dequeue(index, Kind::Active),
             State::Decode => self.leave_decoding(index),
             State::Paused => self.num_paused -= 1,
@@ -278,7 +291,9 @@ impl Engine {
         let request = self.table.get_mut(index);
         let mut table = std::mem::take(&mut request.table);
         let row = std::mem::replace(&mut request.row, NO_ROW);
-        self.refund += std::mem::take(&mut request.scheduled);
+        let scheduled = std::mem::take(&mut request.scheduled);
+        // A decoding request has its token without having been looked at.
+        self.refund += scheduled.max(u32::from(state == State::Decode));
         self.growth = None;
         request.computed = 0;
         request.registered = 0;

@@ -35,49 +35,57 @@ impl Engine {
         self.decoding_holes = 0;
     }
 
-    /// Schedules each decoding request's next token (and drafts) and gives it room, preempting where none is
-    /// left.
+    /// Gives each decoding request room for its next token (and drafts), preempting where none is left.
     fn schedule_decodes(&mut self) {
-        let block_size = self.config.block_size as usize;
-        let drafting = self.config.max_draft_tokens > 0;
-        let mut spare_drafts = self.draft_budget();
-        for at in 0..self.decoding.len() {
-            loop {
+        if self.config.max_draft_tokens > 0 {
+            let mut spare_drafts = self.draft_budget();
+            for at in 0..self.decoding.len() {
                 // A victim may be ahead, behind, or this request itself: each leaves a hole.
-                let index = self.decoding[at];
-                if index == HOLE {
-                    break;
-                }
-                let request = self.table.get_mut(index);
-                let mut drafts = 0;
-                if drafting {
-                    let room = request.max_len - request.tokens.len() as u32;
-                    let most = spare_drafts.min(room.saturating_sub(1));
-                    request.drafts.truncate(most as usize);
-                    drafts = request.drafts.len();
-                }
-                let (len, held) = (request.tokens.len() + drafts, request.table.len());
-                if len <= held * block_size
-                    || self
-                        .blocks
-                        .allocate(len.div_ceil(block_size) - held, &mut request.table)
-                        .is_ok()
-                {
-                    if request.table.len() > held {
-                        request.note_last();
-                    }
-                    request.scheduled = 1 + drafts as u32;
-                    spare_drafts -= drafts as u32;
-                    break;
-                }
-                if drafts > 0 {
-                    request.drafts.clear();
-                    continue;
-                }
-                let victim = self.any_victim();
-                self.preempt(victim);
+                while self.decoding[at] != HOLE
+                    && !self.give_room(self.decoding[at], &mut spare_drafts)
+                {}
             }
+            return;
         }
+        // Without drafts a request needs room once a block: only those that have filled theirs are looked at.
+        let mut growing = std::mem::take(&mut self.growing);
+        for index in growing.drain(..) {
+            while self
+                .table
+                .find_index(index)
+                .is_some_and(|r| r.state == State::Decode)
+                && !self.give_room(index, &mut 0)
+            {}
+        }
+        self.growing = growing;
+    }
+
+    /// Gives a decoding request blocks for its next token and up to `spare_drafts` drafts. False if there are
+    /// none: then it has lost its drafts or somebody has been preempted, maybe it.
+    fn give_room(&mut self, index: u32, spare_drafts: &mut u32) -> bool {
+        let block_size = self.config.block_size as usize;
+        let request = self.table.get_mut(index);
+        let room = request.max_len - request.tokens.len() as u32;
+        let most = (*spare_drafts).min(room.saturating_sub(1));
+        request.drafts.truncate(most as usize);
+        let drafts = request.drafts.len();
+        let (len, held) = (request.tokens.len() + drafts, request.table.len());
+        let lacking = len.div_ceil(block_size).saturating_sub(held);
+        if lacking == 0 || self.blocks.allocate(lacking, &mut request.table).is_ok() {
+            if lacking > 0 {
+                request.note_last();
+            }
+            request.scheduled = 1 + drafts as u32;
+            *spare_drafts -= drafts as u32;
+            return true;
+        }
+        if drafts > 0 {
+            request.drafts.clear();
+        } else {
+            let victim = self.any_victim();
+            self.preempt(victim);
+        }
+        false
     }
 
     /// Draft tokens that the step may hold: what decodes leave, less a chunk for prefills if there are any.

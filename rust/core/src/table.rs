@@ -51,6 +51,11 @@ impl Table {
         self.by_id.get(&id).copied()
     }
 
+    /// The request at an index that may be free by now.
+    pub fn find_index(&self, index: u32) -> Option<&Request> {
+        self.slots[index as usize].as_ref()
+    }
+
     pub fn get(&self, index: u32) -> &Request {
         self.slots[index as usize]
             .as_ref()
