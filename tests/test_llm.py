@@ -419,6 +419,70 @@ class TestLogprobs:
         assert len(outputs[1].outputs[0].logprobs or []) == 8
 
 
+def reference_prompt_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
+    """Log probabilities of every token after each of `ids` but the last, by transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+
+
+class TestPromptLogprobs:
+    PROMPT = "a prompt of forty characters, or so it is"
+
+    @pytest.mark.parametrize("budget", [256, 16, 4])
+    @pytest.mark.parametrize("blocks", [256, 20])
+    def test_they_are_the_references_in_chunks_and_after_preemption(
+        self, own: Callable[..., LLM], tiny_model: Path, budget: int, blocks: int
+    ) -> None:
+        llm = own(
+            max_num_batched_tokens=budget,
+            num_kv_blocks=blocks,
+            max_num_seqs=4,
+            max_model_len=60,
+        )
+        # Beside it, requests that want the same blocks.
+        params = [greedy(8, prompt_logprobs=2), *[greedy(30)] * 3]
+        output, *_ = llm.generate([self.PROMPT, "x" * 20, "y" * 20, "z" * 20], params)
+        preemptions = llm.llm_engine.engine.core.stats()["num_preemptions"]
+        assert bool(preemptions) == (blocks == 20)
+        ids = output.prompt_token_ids
+        expected = reference_prompt_logprobs(tiny_model, ids)
+        first, *rest = output.prompt_logprobs or []
+        assert first is None
+        for row, token, known in zip(rest, ids[1:], expected, strict=True):
+            assert row is not None
+            assert row[token].logprob == pytest.approx(known[token].item(), abs=1e-4)
+            assert row[token].rank == int((known > known[token]).sum()) + 1
+            best = known.topk(2).indices.tolist()
+            assert set(row) == {token, *best}
+
+    def test_a_cached_prompt_reports_the_same(self, own: Callable[..., LLM]) -> None:
+        llm = own()
+        [first] = llm.generate(self.PROMPT, greedy(2, prompt_logprobs=1))
+        [again] = llm.generate(self.PROMPT, greedy(2, prompt_logprobs=1))
+        assert again.num_cached_tokens == 0
+        assert again.prompt_logprobs == first.prompt_logprobs
+        [cached] = llm.generate(self.PROMPT, greedy(2))
+        assert cached.num_cached_tokens > 0
+        assert cached.prompt_logprobs is None
+
+    def test_once_in_a_stream_and_with_several_choices(self, llm: LLM) -> None:
+        params = greedy(4, prompt_logprobs=0, n=2, temperature=1.0)
+        outputs = list(llm.stream("abc", params))
+        [told] = [output for output in outputs if output.prompt_logprobs is not None]
+        ids = told.prompt_token_ids
+        assert [row and list(row) for row in told.prompt_logprobs or []] == [
+            None,
+            *([token] for token in ids[1:]),
+        ]
+
+    def test_one_token(self, llm: LLM) -> None:
+        [output] = llm.generate([[5]], greedy(1, prompt_logprobs=3))
+        assert output.prompt_logprobs == [None]
+
+
 class TestStream:
     def test_deltas_are_the_whole(self, llm: LLM) -> None:
         for prompt in ("abc", "x", "日本 😀"):

@@ -35,6 +35,7 @@ BAD_VALUES = {
     "ignore_eos": [1, 0, None, "true"],
     "skip_special_tokens": [1, 0, None, "true"],
     "logprobs": [-1, 21, *NOT_INTEGERS],
+    "prompt_logprobs": [-1, 21, *NOT_INTEGERS],
     "logit_bias": [
         {"abc": 1},
         {"-1": 5},

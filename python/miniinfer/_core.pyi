@@ -45,6 +45,7 @@ class _SubmitParams(TypedDict, total=False):
     repetition_penalty: float
     seed: int
     logprobs: int | None
+    prompt_logprobs: int | None
     max_tokens: int | None
     min_tokens: int
     ignore_eos: bool
@@ -95,6 +96,9 @@ class Delta:
         """Ids of the tokens that the text is made of."""
     @property
     def logprobs(self) -> list[TokenLogprob] | None: ...
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """One entry a prompt token, None for the first; in one delta of the first choice."""
     @property
     def finish_reason(self) -> str | None:
         """None while the choice runs, then stop, length, abort or error."""
@@ -157,6 +161,17 @@ class Engine:
         repetition: npt.NDArray[np.float32],
         bias: npt.NDArray[np.float32],
     ) -> int: ...
+    def prompt_rows(
+        self, slot: int, index: npt.NDArray[np.int32], target: npt.NDArray[np.int32]
+    ) -> int: ...
+    def take_prompt_logprobs(
+        self,
+        slot: int,
+        logprob: npt.NDArray[np.float32],
+        rank: npt.NDArray[np.int32],
+        top_ids: npt.NDArray[np.int32],
+        top_logprobs: npt.NDArray[np.float32],
+    ) -> None: ...
     def fail_step(self, slot: int, reason: str) -> None: ...
     def fail(self, reason: str) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...

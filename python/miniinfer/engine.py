@@ -178,6 +178,7 @@ class Engine:
                 "repetition_penalty": params.repetition_penalty,
                 "seed": self._seed() if params.seed is None else params.seed,
                 "logprobs": params.logprobs,
+                "prompt_logprobs": params.prompt_logprobs,
                 "max_tokens": params.max_tokens,
                 "min_tokens": params.min_tokens,
                 "ignore_eos": params.ignore_eos,

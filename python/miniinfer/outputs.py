@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ._core import Delta
+from ._core import Delta, TokenLogprob
 from .sampling_params import RequestOutputKind
 
 __all__ = ["CompletionOutput", "Logprob", "RequestOutput", "RequestState"]
@@ -55,6 +55,11 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """For each prompt token, it and the likeliest ones by id; nothing predicts the first: None.
+
+    None as a whole if not asked for; with `RequestOutputKind.DELTA` in one output only.
+    """
 
     @property
     def text(self) -> str:
@@ -97,6 +102,7 @@ class RequestState:
         self._fresh: dict[int, CompletionOutput] = {}
         self._running = n
         self._num_cached_tokens = 0
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def _choice(self, index: int) -> CompletionOutput:
         return CompletionOutput(index, logprobs=[] if self._with_logprobs else None)
@@ -113,6 +119,9 @@ class RequestState:
             target = self._fresh.setdefault(index, self._choice(index))
         else:
             target = self._fresh[index] = self._choices[index]
+        if delta.prompt_logprobs is not None:
+            rows = delta.prompt_logprobs
+            self._prompt_logprobs = [None if row is None else _alternatives(row) for row in rows]
         target.text += delta.text
         target.token_ids += delta.token_ids
         if target.logprobs is not None:
@@ -135,6 +144,9 @@ class RequestState:
         if self.kind is not RequestOutputKind.DELTA:
             # A snapshot: what is yielded now does not change later.
             outputs = [_snapshot(choice) for choice in self._choices]
+        prompt_logprobs = self._prompt_logprobs
+        if self.kind is RequestOutputKind.DELTA:
+            self._prompt_logprobs = None
         return RequestOutput(
             self.request_id,
             self._prompt,
@@ -142,6 +154,7 @@ class RequestState:
             outputs,
             self.finished,
             self._num_cached_tokens,
+            prompt_logprobs,
         )
 
 
@@ -158,12 +171,13 @@ def _snapshot(choice: CompletionOutput) -> CompletionOutput:
 
 
 def _logprobs(delta: Delta) -> Sequence[dict[int, Logprob]]:
-    rows = []
-    for token in delta.logprobs or ():
-        row = {
-            token_id: Logprob(logprob, rank, text)
-            for rank, (token_id, text, _, logprob) in enumerate(token.top, start=1)
-        }
-        row[token.token_id] = Logprob(token.logprob, token.rank, token.text)
-        rows.append(row)
-    return rows
+    return [_alternatives(token) for token in delta.logprobs or ()]
+
+
+def _alternatives(token: TokenLogprob) -> dict[int, Logprob]:
+    row = {
+        token_id: Logprob(logprob, rank, text)
+        for rank, (token_id, text, _, logprob) in enumerate(token.top, start=1)
+    }
+    row[token.token_id] = Logprob(token.logprob, token.rank, token.text)
+    return row

@@ -7,6 +7,7 @@ import torch
 from .attention import TorchAttention
 from .model.kv_cache import KVCache
 from .model.llama import LlamaModel
+from .prompt_logprobs import report_prompts
 from .sampling import sample
 from .step import StepBuffers
 
@@ -39,6 +40,9 @@ class ModelRunner:
         header = buffers.header()
         batch = buffers.forward_batch(header)
         hidden = self.model.forward(batch)
+        report_prompts(
+            buffers, header, lambda index: self.model.logits(hidden, index), self.vocab_size
+        )
         if header.num_samples == 0:
             return
         logits = self.model.logits(hidden, batch.logits_index)

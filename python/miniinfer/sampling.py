@@ -108,7 +108,9 @@ def sample(logits: Tensor, batch: SamplingBatch, vocab_size: int | None = None) 
         logits[batch.edit_sample.long(), batch.edit_token.long()] = originals
     if batch.num_logprobs >= 0:
         model_rows = rows if originals is None else _Rows.of(logits[:, :vocab_size])
-        _add_logprobs(output, model_rows, sampled, batch.num_logprobs)
+        found = _logprobs(model_rows, sampled, batch.num_logprobs)
+        output.logprob, output.rank = found.logprob, found.rank
+        output.top_ids, output.top_logprobs = found.top_ids, found.top_logprobs
     return output
 
 
@@ -383,17 +385,38 @@ def _smallest(keys: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.sort(array, axis=-1))
 
 
-def _add_logprobs(output: SampleOutput, rows: _Rows, sampled: Tensor, num_logprobs: int) -> None:
+@dataclass(slots=True)
+class TokenLogprobs:
+    """The log probabilities of one token per row, and of the likeliest tokens there."""
+
+    logprob: Tensor
+    """float32 [M], natural logarithm."""
+    rank: Tensor
+    """int32 [M]; 1 for the likeliest token."""
+    top_ids: Tensor
+    """int32 [M, K], likeliest first."""
+    top_logprobs: Tensor
+    """float32 [M, K]."""
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, num_logprobs: int) -> TokenLogprobs:
+    """What rows of `logits`, float32 [M, V], say of one token each, `tokens`, int64 [M]."""
+    return _logprobs(_Rows.of(logits), tokens, num_logprobs)
+
+
+def _logprobs(rows: _Rows, tokens: Tensor, num_logprobs: int) -> TokenLogprobs:
     total = _weights(rows, None).sum(-1).double().cumsum(-1)[:, -1]
     log_total = (_finite(rows.peak) + total.log()).float()
     # Without a finite logit every log probability is -inf, and not -inf less -inf.
     log_total = torch.where(rows.peak == -torch.inf, 0.0, log_total).unsqueeze(1)
-    chosen = rows.logits.gather(1, sampled.unsqueeze(1))
-    output.logprob = (chosen - log_total).squeeze(1)
-    output.rank = (rows.logits > chosen).sum(-1, dtype=torch.int32) + 1
+    chosen = rows.logits.gather(1, tokens.unsqueeze(1))
     values, ids = _top(rows, min(num_logprobs, rows.logits.shape[1]))
-    output.top_ids = ids.int()
-    output.top_logprobs = values - log_total
+    return TokenLogprobs(
+        logprob=(chosen - log_total).squeeze(1),
+        rank=(rows.logits > chosen).sum(-1, dtype=torch.int32) + 1,
+        top_ids=ids.int(),
+        top_logprobs=values - log_total,
+    )
 
 
 def _top(rows: _Rows, count: int) -> tuple[Tensor, Tensor]:

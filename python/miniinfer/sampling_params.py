@@ -95,6 +95,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Go on after an end-of-sequence token."""
     logprobs: int | None = None
     """Report the log probability of each token and of this many likely ones; 0 to 20, or None."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, which is then computed whole; 0 to 20, or None."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these token ids; clamped to [-100, 100]."""
     skip_special_tokens: bool = True
@@ -173,8 +175,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         )
 
     def _validate_output(self) -> None:
-        if self.logprobs is not None:
-            self.logprobs = _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, _integer(name, value, 0, MAX_LOGPROBS))
         self.skip_special_tokens = _boolean("skip_special_tokens", self.skip_special_tokens)
         if not isinstance(self.output_kind, RequestOutputKind):
             _refuse("output_kind", "a RequestOutputKind", self.output_kind)

@@ -32,6 +32,8 @@ class StepHeader:
     flags: int
     num_logprobs: int
     num_edits: int
+    num_prompt_rows: int
+    num_prompt_logprobs: int
 
 
 class StepBuffers:
@@ -63,7 +65,7 @@ class StepBuffers:
 
     def header(self) -> StepHeader:
         """The scalars of the step that was planned."""
-        return StepHeader(*self._host["header"][:9].tolist())
+        return StepHeader(*self._host["header"][:11].tolist())
 
     def forward_batch(self, header: StepHeader) -> ForwardBatch:
         """The planned step as the model takes it."""
@@ -104,6 +106,22 @@ class StepBuffers:
             edit_bias=bias,
             num_logprobs=header.num_logprobs,
         )
+
+    def prompt_rows(self, header: StepHeader) -> tuple[Tensor, Tensor]:
+        """Of each row of logits that a prompt's logprobs need: its token's index, what follows it.
+
+        Both int32 [R].
+        """
+        index, target = (torch.empty(header.num_prompt_rows, dtype=torch.int32) for _ in range(2))
+        self._core.prompt_rows(self.slot, index.numpy(), target.numpy())
+        return self._on_device(index), self._on_device(target)
+
+    def take_prompt_logprobs(
+        self, logprob: Tensor, rank: Tensor, top_ids: Tensor, top_logprobs: Tensor
+    ) -> None:
+        """Hand the rows' results to the core: float32 [R], int32 [R], int32 and float32 [R, K]."""
+        arrays = (tensor.cpu().numpy() for tensor in (logprob, rank, top_ids, top_logprobs))
+        self._core.take_prompt_logprobs(self.slot, *arrays)
 
     def write_samples(self, output: SampleOutput) -> None:
         """Put the step's tokens, and their logprobs if any, where the core reads them."""

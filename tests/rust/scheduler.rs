@@ -8,8 +8,9 @@ use std::collections::HashMap;
 
 use miniinfer_core::arrays::header;
 use miniinfer_core::block::ExtraKey;
+use miniinfer_core::prompt_logprobs::PromptLogprobs;
 use miniinfer_core::request::{NewRequest, SamplingSpec};
-use miniinfer_core::sim::{Simulation, continuation};
+use miniinfer_core::sim::{Simulation, continuation, prompt_logprobs};
 use miniinfer_core::step::EndReason;
 use miniinfer_core::{Command, EngineConfig};
 use proptest::prelude::*;
@@ -27,6 +28,7 @@ struct Ask {
     salt: bool,
     ignore_eos: bool,
     min_tokens: u32,
+    prompt_logprobs: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -63,9 +65,20 @@ fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
         any::<bool>(),
         any::<bool>(),
         0..4u32,
+        prop_oneof![3 => Just(None), 1 => prop::option::of(0..4u32)],
     )
         .prop_map(
-            move |(prompt, max_tokens, n, priority, tenant, salt, ignore_eos, min_tokens)| {
+            move |(
+                prompt,
+                max_tokens,
+                n,
+                priority,
+                tenant,
+                salt,
+                ignore_eos,
+                min_tokens,
+                prompt_logprobs,
+            )| {
                 let room = max_len - prompt.len() as u32;
                 let max_tokens = max_tokens.map(|m| m.min(room));
                 let min_tokens = min_tokens.min(max_tokens.unwrap_or(room));
@@ -78,6 +91,7 @@ fn ask(max_len: u32) -> impl Strategy<Value = Ask> {
                     salt,
                     ignore_eos,
                     min_tokens,
+                    prompt_logprobs,
                 }
             },
         )
@@ -141,6 +155,23 @@ struct Expected {
     got: Vec<u32>,
     ended: Option<EndReason>,
     stopped: bool,
+    prompt_logprobs: Option<PromptLogprobs>,
+    reported: Option<PromptLogprobs>,
+}
+
+/// What a request is to be told of its prompt.
+fn prompt_of(prompt: &[u32], id: u64, width: usize) -> PromptLogprobs {
+    let rest = &prompt[1..];
+    let places = || rest.iter().flat_map(|_| 0..width as u32);
+    PromptLogprobs {
+        id,
+        top_width: width,
+        tokens: rest.to_vec(),
+        logprobs: prompt_logprobs(prompt),
+        ranks: rest.to_vec(),
+        top_ids: places().collect(),
+        top_logprobs: places().map(|place| -(place as f32)).collect(),
+    }
 }
 
 struct World {
@@ -178,6 +209,7 @@ impl World {
             } else {
                 Vec::new()
             },
+            num_prompt_logprobs: ask.prompt_logprobs,
         };
         request
             .validate(config.max_model_len, config.max_logprobs)
@@ -190,6 +222,11 @@ impl World {
                 got: Vec::new(),
                 ended: None,
                 stopped: false,
+                prompt_logprobs: ask
+                    .prompt_logprobs
+                    .filter(|_| id == first)
+                    .map(|width| prompt_of(&ask.prompt, id, width as usize)),
+                reported: None,
             };
             self.requests.insert(id, expected);
         }
@@ -285,6 +322,15 @@ impl World {
     }
 
     fn collect(&mut self) {
+        for prompt in &self.sim.output.prompt_logprobs {
+            let request = self
+                .requests
+                .get_mut(&prompt.id)
+                .expect("a request of ours");
+            assert!(request.got.is_empty(), "the prompt comes before the tokens");
+            let before = request.reported.replace(prompt.clone());
+            assert_eq!(before, None, "a prompt is reported once");
+        }
         let mut delivered = self.sim.output.tokens.iter().copied();
         for entry in &self.sim.output.entries {
             let request = self.requests.get_mut(&entry.id).expect("a request of ours");
@@ -327,6 +373,9 @@ impl World {
         for (id, request) in &self.requests {
             let expected = &request.tokens[..request.got.len()];
             assert_eq!(request.got, expected, "request {id} got other tokens");
+            if !request.got.is_empty() || request.reported.is_some() {
+                assert_eq!(request.reported, request.prompt_logprobs, "request {id}");
+            }
             match &request.ended {
                 None => assert!(request.stopped, "request {id} ended without a word"),
                 Some(EndReason::Abort) => {}

@@ -20,6 +20,8 @@ mod pause;
 mod preemption;
 #[path = "scheduler_cases/priority.rs"]
 mod priority;
+#[path = "scheduler_cases/prompt_logprobs.rs"]
+mod prompt_logprobs;
 #[path = "scheduler_cases/statistics.rs"]
 mod statistics;
 #[path = "scheduler_cases/tenants.rs"]

@@ -34,6 +34,7 @@ class FakeDelta:
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[FakeLogprob] | None = None
+    prompt_logprobs: list[FakeLogprob | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -69,6 +69,10 @@ class Delta(Protocol):
         """One entry per token, when the request asked for them."""
 
     @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprob | None] | None:
+        """One entry per prompt token, None for the first, in one delta, if asked for."""
+
+    @property
     def finish_reason(self) -> str | None:
         """None while the choice runs, then stop, length, abort or error."""
 

@@ -210,6 +210,7 @@ class _EchoDelta:
     parts: Sequence[Part] = ()
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: None = None
     finish_reason: str | None = "length"
     stop_reason: int | str | None = None
     error: str | None = None

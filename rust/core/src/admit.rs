@@ -255,7 +255,7 @@ impl Engine {
     /// Most blocks of a request that may come from the cache: its last token is always computed.
     fn hit_limit(&self, index: u32) -> usize {
         let request = self.table.get(index);
-        (request.tokens.len() - 1) / self.config.block_size as usize
+        (request.tokens.len() - 1).min(request.reusable_tokens()) / self.config.block_size as usize
     }
 
     /// Without the prefix index, a choice still shares the prompt's blocks with its leader while that

@@ -29,6 +29,10 @@ pub mod header {
     pub const NUM_LOGPROBS: usize = 7;
     /// Room that `logit_edits` needs.
     pub const NUM_EDITS: usize = 8;
+    /// Rows that `prompt_rows` names.
+    pub const NUM_PROMPT_ROWS: usize = 9;
+    /// Most logprobs any of them wants.
+    pub const NUM_PROMPT_LOGPROBS: usize = 10;
     /// Items of `header`.
     pub const LEN: usize = 16;
 }

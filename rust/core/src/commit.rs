@@ -173,6 +173,10 @@ impl Engine {
                 _ => latency.push((last, 1)),
             },
             None => {
+                let prompt = request.prompt_logprobs.take();
+                self.output
+                    .prompt_logprobs
+                    .extend(prompt.map(|prompt| *prompt));
                 request.first_token = Some(now);
                 self.counters
                     .time_to_first_token

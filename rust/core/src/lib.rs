@@ -20,6 +20,7 @@ pub mod noise;
 pub mod output;
 pub mod parse;
 pub mod pipeline;
+pub mod prompt_logprobs;
 pub mod request;
 pub mod runtime;
 pub mod sim;

@@ -7,6 +7,7 @@ use crate::block::ExtraKey;
 use crate::edits::LogitEdits;
 use crate::engine::{Engine, HOLE};
 use crate::noise;
+use crate::prompt_logprobs::PromptLogprobs;
 use crate::queue::Kind;
 use crate::request::{Arrival, NO_LEADER, NO_ROW, NewRequest, Request, RequestId, State};
 use crate::step::{EndReason, OutputEntry};
@@ -33,6 +34,17 @@ impl Engine {
             // Each choice has a hold of its own on the root.
             let root = self.blocks.root(&extra_keys);
             self.counters.requests += 1;
+            // The choices have one prompt: it is reported with the first.
+            let prompt_logprobs = request
+                .num_prompt_logprobs
+                .filter(|_| choice == 0)
+                .map(|k| {
+                    Box::new(PromptLogprobs {
+                        id: first,
+                        top_width: k as usize,
+                        ..PromptLogprobs::default()
+                    })
+                });
             let index = self.table.insert(Request {
                 id: first + u64::from(choice),
                 state: State::Following,
@@ -66,11 +78,12 @@ impl Engine {
                 leader: if choice > 0 { first } else { NO_LEADER },
                 last_id: 0,
                 last_block: 0,
-                followers: Vec::new(),
+                followers: Box::default(),
                 arrived: arrival.time,
                 admitted: None,
                 last_token: None,
                 first_token: None,
+                prompt_logprobs,
             });
             if choice == 0 {
                 self.table.get_mut(index).followers =
@@ -262,13 +275,13 @@ impl Engine {
         let index = self.table.find(leader).expect("invariant: just found");
         let request = self.table.get_mut(index);
         request.leader = NO_LEADER;
-        request.followers = rest.to_vec();
+        request.followers = rest.into();
         self.num_following -= 1;
         self.enqueue(index);
     }
 
     /// The prompt of these choices is computed: they may be admitted.
-    pub(crate) fn release_followers(&mut self, followers: Vec<RequestId>) {
+    pub(crate) fn release_followers(&mut self, followers: Box<[RequestId]>) {
         for id in followers {
             if let Some(index) = self.table.find(id) {
                 self.num_following -= 1;

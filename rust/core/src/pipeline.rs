@@ -14,9 +14,12 @@ use rustc_hash::FxHashMap;
 use crate::engine::Command;
 use crate::inbox::{Inbox, Receiver};
 use crate::output::{self, HubProducer, StreamProducer};
+use crate::prompt_logprobs::PromptLogprobs;
 use crate::request::RequestId;
 use crate::step::{EndReason, OutputEntry, SpareOutputs, StepOutput};
-use crate::text::{Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, Verdict};
+use crate::text::{
+    Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, TokenLogprob, Verdict,
+};
 
 /// What a reader gets: text, and where the prompt came from.
 #[derive(Debug, Default)]
@@ -29,6 +32,8 @@ pub struct StreamDelta {
     pub num_prompt_tokens: u32,
     /// Those of them that came from the prefix cache.
     pub num_cached_tokens: u32,
+    /// Log-probabilities of the prompt's tokens but the first, once, if they were asked for.
+    pub prompt_logprobs: Option<Vec<TokenLogprob>>,
 }
 
 impl output::Delta for StreamDelta {
@@ -37,6 +42,9 @@ impl output::Delta for StreamDelta {
         self.index = later.index;
         self.num_prompt_tokens = later.num_prompt_tokens;
         self.num_cached_tokens = later.num_cached_tokens;
+        if let Some(prompt) = later.prompt_logprobs.take() {
+            self.prompt_logprobs = Some(prompt);
+        }
     }
 
     fn clear(&mut self) {
@@ -44,6 +52,7 @@ impl output::Delta for StreamDelta {
         self.index = 0;
         self.num_prompt_tokens = 0;
         self.num_cached_tokens = 0;
+        self.prompt_logprobs = None;
     }
 
     fn weight(&self) -> usize {
@@ -208,12 +217,27 @@ impl Pipeline {
     }
 
     fn step(&mut self, step: &StepOutput) {
+        for prompt in &step.prompt_logprobs {
+            self.prompt(prompt);
+        }
         let mut first = 0;
         for entry in &step.entries {
             let last = first + entry.num_tokens as usize;
             self.entry(step, entry, first..last);
             first = last;
         }
+    }
+
+    fn prompt(&mut self, prompt: &PromptLogprobs) {
+        let Some(stream) = self.streams.get_mut(&prompt.id) else {
+            return;
+        };
+        let out = &mut self.delta;
+        out.index = stream.index;
+        out.num_prompt_tokens = stream.num_prompt_tokens;
+        out.prompt_logprobs = Some(stream.text.describe_prompt(prompt));
+        stream.producer.push(out);
+        output::Delta::clear(out);
     }
 
     fn entry(&mut self, step: &StepOutput, entry: &OutputEntry, tokens: std::ops::Range<usize>) {

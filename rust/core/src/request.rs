@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::block::{BlockId, ChainKey, ExtraKey};
 use crate::edits::LogitEdits;
 use crate::error::SubmitError;
+use crate::prompt_logprobs::PromptLogprobs;
 
 /// Names a request for the whole life of the process; never reused, so a late message cannot hit a
 /// successor.
@@ -87,6 +88,8 @@ pub struct NewRequest {
     pub tenant: Arc<str>,
     /// What else than tokens a cached block must agree in.
     pub extra_keys: Vec<ExtraKey>,
+    /// Alternatives to report per token of the prompt; `None` reports nothing.
+    pub num_prompt_logprobs: Option<u32>,
 }
 
 impl Default for Arrival {
@@ -184,10 +187,12 @@ pub(crate) struct Request {
     /// The choice that computes the prompt, for the others of its request; otherwise [`NO_LEADER`].
     pub leader: RequestId,
     /// The choices that wait for this one to compute the prompt.
-    pub followers: Vec<RequestId>,
+    pub followers: Box<[RequestId]>,
     pub arrived: Instant,
     pub admitted: Option<Instant>,
     pub first_token: Option<Instant>,
+    /// What is known of the prompt's log-probabilities, until they are handed on; `None` if they are not wanted.
+    pub prompt_logprobs: Option<Box<PromptLogprobs>>,
 }
 
 const _: () = assert!(
@@ -288,15 +293,15 @@ impl NewRequest {
             let limit = format!("from 1 to {MAX_CHOICES}");
             return Err(parameter("n", &limit, self.n));
         }
-        if self.sampling.num_logprobs.is_some_and(|k| k > max_logprobs) {
-            let value = self.sampling.num_logprobs.unwrap_or_default();
-            return Err(parameter(
-                "logprobs",
-                &format!("at most {max_logprobs}"),
-                value,
-            ));
-        }
         let s = &self.sampling;
+        for (name, wanted) in [
+            ("logprobs", s.num_logprobs),
+            ("prompt_logprobs", self.num_prompt_logprobs),
+        ] {
+            if let Some(value) = wanted.filter(|&k| k > max_logprobs) {
+                return Err(parameter(name, &format!("at most {max_logprobs}"), value));
+            }
+        }
         let positive = |v: f32| v.is_finite() && v > 0.0;
         if !(s.temperature.is_finite() && s.temperature >= 0.0) {
             return Err(parameter(

@@ -13,6 +13,7 @@ use crate::frontend::Frontend;
 use crate::inbox::{self, Inbox, Receiver};
 use crate::output::{self, HubConsumer, Wake};
 use crate::pipeline::{Pipeline, StallCounters, StallPolicy, StreamDelta, TextMessage};
+use crate::prompt_logprobs::PromptRows;
 use crate::stats::Stats;
 use crate::step::{SpareOutputs, StepOutput};
 use crate::sync::Arc as HubArc;
@@ -157,6 +158,15 @@ impl Runtime {
     /// Looks at the engine of a planned step.
     pub fn with_engine<R>(&self, look: impl FnOnce(&Engine) -> R) -> R {
         look(&lock(&self.driver).engine)
+    }
+
+    /// Takes in the log-probabilities of a planned step's prompts.
+    pub fn take_prompt_logprobs(
+        &self,
+        slot: usize,
+        rows: &PromptRows<'_>,
+    ) -> Result<(), StepError> {
+        lock(&self.driver).engine.take_prompt_logprobs(slot, rows)
     }
 
     /// Ends the requests of a step whose forward failed.

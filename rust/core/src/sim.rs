@@ -5,11 +5,14 @@
 //! found through the block table. A wrong block, a stale prefix or a skipped token changes every token
 //! that follows, as it would in a real model.
 
+use std::cell::Cell;
+
 use crate::arrays::{OwnedArrays, StepArrays, header};
 use crate::config::EngineConfig;
 use crate::engine::{Command, Engine};
 use crate::error::{ConfigError, StepError};
 use crate::noise::bits;
+use crate::prompt_logprobs::PromptRows;
 use crate::request::{Arrival, NewRequest, RequestId};
 use crate::step::StepOutput;
 
@@ -34,12 +37,30 @@ pub fn continuation(prompt: &[u32], vocab: u32) -> impl Iterator<Item = u32> {
     })
 }
 
+/// The log-probability of a prompt token after the sequence of a digest.
+fn judge(digest: u64, token: u32) -> f32 {
+    -((bits(digest, u64::from(token)) % 1000) as f32) / 64.0
+}
+
+/// The log-probabilities of a prompt's tokens from the second on: what a request must be told, however it is
+/// scheduled.
+pub fn prompt_logprobs(prompt: &[u32]) -> Vec<f32> {
+    let digests = prompt.iter().scan(0, |digest, &token| {
+        *digest = extend(*digest, token);
+        Some(*digest)
+    });
+    let judged = digests.zip(&prompt[1..]);
+    judged.map(|(digest, &next)| judge(digest, next)).collect()
+}
+
 /// A made-up model over token ids below `vocab`, with its cache.
 pub struct ShadowModel {
     cache: Vec<u64>,
     block_size: usize,
     max_blocks: usize,
     vocab: u32,
+    /// Of each token of the last step.
+    digests: Vec<u64>,
 }
 
 impl ShadowModel {
@@ -50,13 +71,15 @@ impl ShadowModel {
             block_size: config.block_size as usize,
             max_blocks: config.max_blocks_per_seq() as usize,
             vocab,
+            digests: Vec::new(),
         }
     }
 
     /// Runs a planned step: fills the cache and `sampled`.
     pub fn forward(&mut self, arrays: &StepArrays<'_>) {
         let field = |at: usize| arrays.header[at].get() as usize;
-        let mut digests = Vec::with_capacity(field(header::NUM_TOKENS));
+        let digests = &mut self.digests;
+        digests.clear();
         for seq in 0..field(header::NUM_SEQS) {
             let table = &arrays.block_table[arrays.rows[seq].get() as usize * self.max_blocks..];
             let (from, to) = (
@@ -84,6 +107,41 @@ impl ShadowModel {
             let digest = digests[arrays.logits_index[sample].get() as usize];
             arrays.sampled[sample].set(predict(digest, self.vocab) as i32);
         }
+    }
+
+    /// Answers the engine's question for a planned step's prompt log-probabilities, if it has one. The
+    /// alternatives of a row are told by their place.
+    pub fn report_prompts(
+        &self,
+        engine: &mut Engine,
+        arrays: &StepArrays<'_>,
+    ) -> Result<(), StepError> {
+        let rows = arrays.header[header::NUM_PROMPT_ROWS].get() as usize;
+        if rows == 0 {
+            return Ok(());
+        }
+        let width = arrays.header[header::NUM_PROMPT_LOGPROBS].get() as usize;
+        let (index, target) = (vec![Cell::new(0); rows], vec![Cell::new(0); rows]);
+        let written = engine.prompt_rows(0, &index, &target)?;
+        assert_eq!(written, rows, "the header counts the rows");
+        let judged = index.iter().zip(&target).map(|(index, target)| {
+            let digest = self.digests[index.get() as usize];
+            Cell::new(judge(digest, target.get() as u32))
+        });
+        let judged: Vec<_> = judged.collect();
+        let ids: Vec<_> = (0..rows * width)
+            .map(|at| Cell::new((at % width) as i32))
+            .collect();
+        let logprobs: Vec<_> = (0..rows * width)
+            .map(|at| Cell::new(-((at % width) as f32)))
+            .collect();
+        let found = PromptRows {
+            logprob: &judged,
+            rank: &target,
+            top_ids: &ids,
+            top_logprobs: &logprobs,
+        };
+        engine.take_prompt_logprobs(0, &found)
     }
 }
 
@@ -144,6 +202,7 @@ impl Simulation {
         let tokens = self.engine.plan(0, &arrays)?;
         if tokens > 0 {
             self.model.forward(&arrays);
+            self.model.report_prompts(&mut self.engine, &arrays)?;
             meddle(&mut self.engine, &arrays);
             self.engine.commit(0, &arrays)?;
         }

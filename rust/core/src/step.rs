@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use crate::prompt_logprobs::PromptLogprobs;
 use crate::request::RequestId;
 
 /// Why the engine ended a request.
@@ -63,6 +64,8 @@ pub struct StepOutput {
     pub top_logprobs: Vec<f32>,
     /// Alternatives stored per token.
     pub top_width: usize,
+    /// Prompts whose log-probabilities are complete: they go before the tokens.
+    pub prompt_logprobs: Vec<PromptLogprobs>,
 }
 
 impl StepOutput {
@@ -80,6 +83,7 @@ impl StepOutput {
         self.top_ids.clear();
         self.top_logprobs.clear();
         self.top_width = 0;
+        self.prompt_logprobs.clear();
     }
 }
 

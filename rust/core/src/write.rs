@@ -25,6 +25,8 @@ struct Writer<'a, 'b> {
     flags: i32,
     num_logprobs: Option<u32>,
     edits: usize,
+    prompt_rows: usize,
+    prompt_logprobs: usize,
 }
 
 impl Engine {
@@ -67,6 +69,8 @@ impl Engine {
             flags: 0,
             num_logprobs: None,
             edits: 0,
+            prompt_rows: 0,
+            prompt_logprobs: 0,
         };
         arrays.query_start[0].set(0);
         let drafting = self.config.max_draft_tokens > 0;
@@ -184,6 +188,11 @@ impl Writer<'_, '_> {
             self.run(&request.drafts[..end - known], known, request);
         }
         self.sequence(request, scheduled, end);
+        if let Some(prompt) = &request.prompt_logprobs {
+            let rows = request.prompt_rows(first as u32, scheduled).len();
+            self.prompt_rows += rows;
+            self.prompt_logprobs = self.prompt_logprobs.max(prompt.top_width);
+        }
         let first_sample = self.samples as u32;
         // The last known token and each draft predict a token.
         let samples = (end + 1).saturating_sub(known);
@@ -301,6 +310,8 @@ impl Writer<'_, '_> {
                 self.num_logprobs.map_or(-1, |k| k as i32),
             ),
             (header::NUM_EDITS, self.edits as i32),
+            (header::NUM_PROMPT_ROWS, self.prompt_rows as i32),
+            (header::NUM_PROMPT_LOGPROBS, self.prompt_logprobs as i32),
         ];
         for (field, value) in fields {
             self.arrays.header[field].set(value);

@@ -49,6 +49,7 @@ pub struct Delta {
     parts: Vec<Py<PyTuple>>,
     token_ids: Vec<u32>,
     logprobs: Option<Vec<Py<TokenLogprob>>>,
+    prompt_logprobs: Option<Vec<Option<Py<TokenLogprob>>>>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason>,
     error: Option<String>,
@@ -77,6 +78,10 @@ impl Delta {
                     .collect()
             })
             .transpose()?;
+        let prompt_logprobs = from.prompt_logprobs.take();
+        let prompt_logprobs = prompt_logprobs
+            .map(|prompt| prompt_row(py, prompt))
+            .transpose()?;
         let finish = text.finish.take();
         let (mut finish_reason, mut stop_reason, mut error) = (None, None, None);
         if let Some(finish) = finish {
@@ -99,6 +104,7 @@ impl Delta {
             text: std::mem::take(&mut text.text),
             token_ids: std::mem::take(&mut text.token_ids),
             logprobs,
+            prompt_logprobs,
             finish_reason,
             stop_reason,
             error,
@@ -120,4 +126,15 @@ fn parts(py: Python<'_>, from: &mut text::Delta) -> PyResult<Vec<Py<PyTuple>>> {
         Part::Arguments { index, text } => ("arguments", index, text).into_pyobject(py),
     });
     parts.map(|part| Ok(part?.unbind())).collect()
+}
+
+/// One entry a prompt token; nothing predicts the first.
+fn prompt_row(
+    py: Python<'_>,
+    from: Vec<text::TokenLogprob>,
+) -> PyResult<Vec<Option<Py<TokenLogprob>>>> {
+    let rest = from
+        .into_iter()
+        .map(|logprob| TokenLogprob::new(py, logprob).map(Some));
+    std::iter::once(Ok(None)).chain(rest).collect()
 }

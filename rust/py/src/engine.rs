@@ -9,6 +9,7 @@ use miniinfer_core::arrays::array_lengths;
 use miniinfer_core::error::StepError;
 use miniinfer_core::frontend;
 use miniinfer_core::pipeline::StallPolicy;
+use miniinfer_core::prompt_logprobs::PromptRows;
 use miniinfer_core::runtime::{Runtime, RuntimeSpec};
 use miniinfer_core::stats::{Histogram, TIME_BUCKETS};
 use miniinfer_core::text::TextModel;
@@ -151,6 +152,50 @@ impl Engine {
         let bias = cells(py, &bias, "bias")?;
         self.runtime
             .with_engine(|engine| engine.logit_edits(slot, sample, token, repetition, bias))
+            .map_err(|error| error::step(&error))
+    }
+
+    /// Writes which rows of a planned step's logits its prompts need, and their targets; returns how many.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "arguments from Python are owned"
+    )]
+    fn prompt_rows(
+        &self,
+        py: Python<'_>,
+        slot: usize,
+        index: PyBuffer<i32>,
+        target: PyBuffer<i32>,
+    ) -> PyResult<usize> {
+        let index = cells(py, &index, "index")?;
+        let target = cells(py, &target, "target")?;
+        self.runtime
+            .with_engine(|engine| engine.prompt_rows(slot, index, target))
+            .map_err(|error| error::step(&error))
+    }
+
+    /// Takes in what the rows of `prompt_rows` say.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "arguments from Python are owned"
+    )]
+    fn take_prompt_logprobs(
+        &self,
+        py: Python<'_>,
+        slot: usize,
+        logprob: PyBuffer<f32>,
+        rank: PyBuffer<i32>,
+        top_ids: PyBuffer<i32>,
+        top_logprobs: PyBuffer<f32>,
+    ) -> PyResult<()> {
+        let rows = PromptRows {
+            logprob: cells(py, &logprob, "logprob")?,
+            rank: cells(py, &rank, "rank")?,
+            top_ids: cells(py, &top_ids, "top_ids")?,
+            top_logprobs: cells(py, &top_logprobs, "top_logprobs")?,
+        };
+        self.runtime
+            .take_prompt_logprobs(slot, &rows)
             .map_err(|error| error::step(&error))
     }
 

@@ -35,6 +35,8 @@ pub struct SubmitParams {
     #[pyo3(default)]
     logprobs: Option<u32>,
     #[pyo3(default)]
+    prompt_logprobs: Option<u32>,
+    #[pyo3(default)]
     max_tokens: Option<u32>,
     #[pyo3(default)]
     min_tokens: u32,
@@ -83,6 +85,7 @@ impl SubmitParams {
             prompt,
             sampling,
             n: self.n,
+            num_prompt_logprobs: self.prompt_logprobs,
             priority: self.priority,
             tenant: Arc::from(self.tenant),
             extra_keys: self.cache_salt.into_iter().map(ExtraKey::Salt).collect(),

@@ -8,6 +8,7 @@ use super::delta::{Delta, Finish, FinishReason, StopCause, TokenLogprob, TopLogp
 use super::detokenizer::Detokenizer;
 use super::error::TextError;
 use super::stop::StopMatcher;
+use crate::prompt_logprobs::PromptLogprobs;
 
 /// What a stream is asked for.
 #[derive(Clone, Debug, Default)]
@@ -253,6 +254,22 @@ impl TextStream {
         if self.num_output_tokens == self.min_tokens {
             self.stops_from = Some(end);
         }
+    }
+
+    /// The log-probabilities of a prompt's tokens with their texts.
+    pub fn describe_prompt(&self, prompt: &PromptLogprobs) -> Vec<TokenLogprob> {
+        let width = prompt.top_width;
+        let describe = |(at, &id): (usize, &u32)| {
+            let top = at * width..(at + 1) * width;
+            let input = LogprobInput {
+                logprob: prompt.logprobs[at],
+                rank: prompt.ranks[at],
+                top_ids: &prompt.top_ids[top.clone()],
+                top_logprobs: &prompt.top_logprobs[top],
+            };
+            self.describe(id, &input, width)
+        };
+        prompt.tokens.iter().enumerate().map(describe).collect()
     }
 
     fn describe(&self, id: u32, input: &LogprobInput, limit: usize) -> TokenLogprob {
