@@ -10,6 +10,7 @@ from .fake import CHAT_FRAME, VOCAB_SIZE, FakeDelta, answer
 from .sse_client import check_chat_chunks, read_events
 
 URL = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def chat(**fields):
@@ -237,7 +238,7 @@ async def test_prompt_longer_than_the_context_is_an_http_error(client, engine, s
         ({"response_format": "text"}, "response_format"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"bad_words": ["x"]}, "bad_words"),
@@ -262,7 +263,7 @@ async def test_bad_parameters(client, engine, fields, param):
         {"foo": {"bar": [1]}},
         {"response_format": {"type": "text"}},
         {"response_format": None},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": "none"},
         {"tools": [], "tool_choice": "auto"},
         {"tools": None},
         {"logit_bias": {"5": 100, "6": -100, "7": 500}},

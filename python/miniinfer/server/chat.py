@@ -5,28 +5,28 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from .chat_prompt import tokenize_chat
-from .engine_api import Delta, Engine
-from .envelope import SYSTEM_FINGERPRINT, Envelope, origin_of
-from .errors import ApiError, invalid
-from .generation import Generation, Work
-from .json_body import read_body
-from .params import check_logprobs, sampling_params, token_limit
-from .protocol import ChatRequest, StreamOptions, refuse_tools, refuse_unsupported
-from .responses import (
-    AssistantMessage,
+from .chat_message import MessageBuilder, chat_delta
+from .chat_parts import ChoiceParts
+from .chat_prepare import PreparedChat, prepare_chat
+from .chat_shapes import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    Usage,
     chat_logprobs,
-    encode,
 )
+from .engine_api import Delta
+from .envelope import SYSTEM_FINGERPRINT, Envelope, origin_of
+from .errors import ApiError
+from .generation import Generation
+from .json_body import read_body
+from .protocol import ChatRequest
+from .responses import Usage, encode
 from .sse import event, respond_stream
-from .state import STATE, ServerState
+from .state import STATE
+from .stream_usage import StreamUsage
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -36,141 +36,135 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = state.check_accepting()
     model = state.check_model(body.model)
     with state.track():
-        work = await _prepare(state, engine, body)
+        prepared = await prepare_chat(state, engine, body)
         origin = origin_of(request, body, "chatcmpl")
-        generation = Generation(engine, state.metrics, [work], origin)
-        envelope = Envelope(id=origin.request_id, model=model)
-        top = body.top_logprobs or 0
+        generation = Generation(engine, state.metrics, [prepared.work], origin)
+        writer = ChatWriter(Envelope(id=origin.request_id, model=model), generation, prepared, body)
         if body.stream:
-            chat_format = ChatStreamFormat(envelope, generation, top, body.stream_options)
-            return await respond_stream(request, generation, chat_format)
-        answer = await _whole_answer(generation, envelope, top)
+            return await respond_stream(request, generation, writer)
+        answer = await writer.whole_answer()
     return web.Response(body=encode(answer), content_type="application/json")
 
 
-async def _prepare(state: ServerState, engine: Engine, body: ChatRequest) -> Work:
-    refuse_unsupported(body)
-    refuse_tools(body)
-    check_logprobs("top_logprobs", body.top_logprobs)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    token_ids = await tokenize_chat(
-        body.messages,
-        body,
-        config=state.config,
-        tokenizer=engine.tokenizer,
-        executor=state.executor,
-        extra_kwargs=effort,
-    )
-    param, requested = "max_tokens", body.max_tokens
-    if body.max_completion_tokens is not None:
-        param, requested = "max_completion_tokens", body.max_completion_tokens
-    limit = token_limit(len(token_ids), engine.max_model_len, requested=requested, param=param)
-    return Work(
-        token_ids=token_ids,
-        params=sampling_params(
-            body,
-            engine.default_sampling_params,
-            max_tokens=limit,
-            vocab_size=engine.tokenizer.vocab_size,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        ),
-    )
+class ChatWriter:
+    """Writes chats, whole or as chunks; see `sse.StreamFormat`.
 
-
-class ChatStreamFormat:
-    """Chat chunks: role, content, finish, then usage if asked; see `sse.StreamFormat`."""
+    The chunks of a choice: its role, then one for each part, then one with the finish reason and
+    nothing else.
+    """
 
     def __init__(
-        self, envelope: Envelope, generation: Generation, top: int, options: StreamOptions | None
+        self, envelope: Envelope, generation: Generation, prepared: PreparedChat, body: ChatRequest
     ) -> None:
         self._envelope = envelope
         self._generation = generation
-        self._top = top
-        self._include_usage = bool(options and options.include_usage)
-        self._usage_always = self._include_usage and bool(
-            options and options.continuous_usage_stats
-        )
+        self._top = prepared.top_logprobs
+        self._usage = StreamUsage(generation, body.stream_options)
+        self._with_token_ids = bool(body.return_token_ids)
+        self._choices = [ChoiceParts(prepared.rules) for _ in range(generation.num_choices)]
 
     def start(self) -> bytes:
         """Return one role chunk for each choice."""
         role = ChatDelta(role="assistant", content="")
-        indices = range(self._generation.num_choices)
-        return b"".join(self._chunk([ChatChunkChoice(index=i, delta=role)]) for i in indices)
+        return b"".join(
+            self._chunk([ChatChunkChoice(index=index, delta=role)])
+            for index in range(self._generation.num_choices)
+        )
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """Return a content chunk if there is any, and a finish chunk if the choice is over."""
-        events = b""
-        if delta.text or delta.logprobs:
-            logprobs = chat_logprobs(delta.logprobs, self._top)
-            content = ChatDelta(content=delta.text)
-            events = self._chunk([ChatChunkChoice(index=index, delta=content, logprobs=logprobs)])
-        if delta.finish_reason is not None:
-            events += self._chunk(
-                [
-                    ChatChunkChoice(
-                        index=index,
-                        delta=ChatDelta(),
-                        finish_reason=delta.finish_reason,
-                        stop_reason=delta.stop_reason,
-                    )
-                ]
+        """Return a chunk for each part, and a finish chunk if the choice is over."""
+        parts = self._choices[index].take(delta)
+        choices = [ChatChunkChoice(index=index, delta=chat_delta(part)) for part in parts]
+        logprobs = chat_logprobs(delta.logprobs or None, self._top)
+        token_ids = self._token_ids(delta)
+        if logprobs is not None or token_ids:
+            # What belongs to tokens and not to a part goes with the first part, if there is one.
+            if not choices:
+                choices.append(ChatChunkChoice(index=index, delta=ChatDelta()))
+            choices[0].logprobs = logprobs
+            choices[0].token_ids = token_ids
+        reason = self._choices[index].finish_reason(delta)
+        if reason is not None:
+            choices.append(
+                ChatChunkChoice(
+                    index=index,
+                    delta=ChatDelta(),
+                    finish_reason=reason,
+                    stop_reason=delta.stop_reason,
+                )
             )
-        return events
+        return b"".join(self._chunk([choice]) for choice in choices)
 
     def end(self) -> bytes:
         """Return the usage chunk if it was asked for."""
-        return self._chunk([], self._generation.usage()) if self._include_usage else b""
+        return self._chunk([], self._generation.usage()) if self._usage.included else b""
 
     def error(self, error: ApiError) -> bytes:
         """Return the error object."""
         return event(error.body())
 
+    async def whole_answer(self) -> ChatCompletion:
+        """Run the request to its end and return all of it."""
+        choices = [_WholeChoice(reader) for reader in self._choices]
+        async with self._generation as generation:
+            async for index, delta in generation:
+                choices[index].add(delta, self._top)
+        return ChatCompletion(
+            id=self._envelope.id,
+            created=self._envelope.created,
+            model=self._envelope.model,
+            system_fingerprint=SYSTEM_FINGERPRINT,
+            choices=[
+                choice.finish(index, self._with_token_ids) for index, choice in enumerate(choices)
+            ],
+            usage=self._generation.usage(),
+        )
+
+    def _token_ids(self, delta: Delta) -> list[int] | UnsetType:
+        return list(delta.token_ids) if self._with_token_ids else UNSET
+
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
-        shown: Usage | UnsetType | None = usage if self._include_usage else UNSET
-        if self._usage_always:
-            shown = self._generation.usage()
         chunk = ChatChunk(
             id=self._envelope.id,
             created=self._envelope.created,
             model=self._envelope.model,
             system_fingerprint=SYSTEM_FINGERPRINT,
             choices=choices,
-            usage=shown,
+            usage=usage or self._usage.of_chunk(),
         )
         return event(encode(chunk))
 
 
-async def _whole_answer(generation: Generation, envelope: Envelope, top: int) -> ChatCompletion:
-    texts: list[list[str]] = [[] for _ in range(generation.num_choices)]
-    logprobs: list[ChatLogprobs | None] = [None] * generation.num_choices
-    last: dict[int, Delta] = {}
-    async with generation:
-        async for index, delta in generation:
-            texts[index].append(delta.text)
-            last[index] = delta
-            new = chat_logprobs(delta.logprobs, top)
-            seen = logprobs[index]
-            if new is not None and seen is not None:
-                seen.content += new.content
-            elif new is not None:
-                logprobs[index] = new
-    choices = [
-        ChatChoice(
+class _WholeChoice:
+    """Gathers the deltas of one choice."""
+
+    def __init__(self, reader: ChoiceParts) -> None:
+        self._reader = reader
+        self._message = MessageBuilder()
+        self._logprobs: ChatLogprobs | None = None
+        self._token_ids: list[int] = []
+        self._finish_reason = ""
+        self._stop_reason: int | str | None = None
+
+    def add(self, delta: Delta, top: int) -> None:
+        """Take in one delta."""
+        self._message.add(self._reader.take(delta))
+        self._token_ids += delta.token_ids
+        new = chat_logprobs(delta.logprobs, top)
+        if new is not None and self._logprobs is not None:
+            self._logprobs.content += new.content
+        elif new is not None:
+            self._logprobs = new
+        self._finish_reason = self._reader.finish_reason(delta) or ""
+        self._stop_reason = delta.stop_reason
+
+    def finish(self, index: int, with_token_ids: bool) -> ChatChoice:
+        """Return the choice after its last delta."""
+        return ChatChoice(
             index=index,
-            message=AssistantMessage(content="".join(texts[index])),
-            logprobs=logprobs[index],
-            finish_reason=str(delta.finish_reason),
-            stop_reason=delta.stop_reason,
+            message=self._message.message(),
+            logprobs=self._logprobs,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            token_ids=self._token_ids if with_token_ids else UNSET,
         )
-        for index, delta in sorted(last.items())
-    ]
-    return ChatCompletion(
-        id=envelope.id,
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=SYSTEM_FINGERPRINT,
-        choices=choices,
-        usage=generation.usage(),
-    )

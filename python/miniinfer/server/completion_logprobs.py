@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from .completion_shapes import CompletionLogprobs
 from .engine_api import TokenLogprob
-from .responses import CompletionLogprobs, finite
+from .responses import finite
 
 
 class LogprobWriter:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from miniinfer.sampling_params import SamplingParams
 
 from .completion_logprobs import LogprobWriter
+from .completion_shapes import Completion, CompletionChoice, CompletionLogprobs
 from .engine_api import Delta, Engine
 from .envelope import SYSTEM_FINGERPRINT, Envelope, origin_of
 from .errors import ApiError, invalid
@@ -15,10 +16,12 @@ from .generation import DeltaSource, EchoOnly, Generation, Work
 from .json_body import read_body
 from .params import DEFAULT_COMPLETION_TOKENS, check_logprobs, sampling_params, token_limit
 from .prompts import run_sized, split_prompts, tokenize_prompts
-from .protocol import CompletionRequest, refuse_unsupported
-from .responses import Completion, CompletionChoice, CompletionLogprobs, Usage, encode
+from .protocol import CompletionRequest
+from .refusals import refuse_unsupported
+from .responses import Usage, encode
 from .sse import event, respond_stream
 from .state import STATE, ServerState
+from .stream_usage import StreamUsage
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -116,11 +119,7 @@ class CompletionWriter:
         per_prompt = source.num_choices // len(echoes)
         self._echoes = [echo for echo in echoes for _ in range(per_prompt)]
         self._logprobs = [LogprobWriter(body.logprobs or 0) for _ in self._echoes]
-        options = body.stream_options
-        self._include_usage = bool(options and options.include_usage)
-        self._usage_always = self._include_usage and bool(
-            options and options.continuous_usage_stats
-        )
+        self._usage = StreamUsage(source, body.stream_options)
 
     def start(self) -> bytes:
         """Return the echo of each choice that has one."""
@@ -149,7 +148,7 @@ class CompletionWriter:
 
     def end(self) -> bytes:
         """Return the usage chunk if it was asked for."""
-        return self._chunk([], self._source.usage()) if self._include_usage else b""
+        return self._chunk([], self._source.usage()) if self._usage.included else b""
 
     def error(self, error: ApiError) -> bytes:
         """Return the error object."""
@@ -165,7 +164,10 @@ class CompletionWriter:
                 texts[index].append(delta.text)
                 last[index] = delta
                 new, seen = self._logprobs[index].write(delta.logprobs), logprobs[index]
-                logprobs[index] = new if seen is None else seen.extended(new)
+                if new is not None and seen is not None:
+                    seen.extend(new)
+                elif new is not None:
+                    logprobs[index] = new
         choices = [
             CompletionChoice(
                 index=index,
@@ -179,10 +181,7 @@ class CompletionWriter:
         return self._completion(choices, self._source.usage())
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> bytes:
-        shown: Usage | UnsetType | None = usage if self._include_usage else UNSET
-        if self._usage_always:
-            shown = self._source.usage()
-        return event(encode(self._completion(choices, shown)))
+        return event(encode(self._completion(choices, usage or self._usage.of_chunk())))
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

@@ -13,7 +13,8 @@ from .generation import Generation, Work
 from .json_body import read_body
 from .params import DEFAULT_COMPLETION_TOKENS, sampling_params, token_limit
 from .prompts import tokenize_prompts
-from .protocol import GenerateRequest, refuse_unsupported
+from .protocol import GenerateRequest
+from .refusals import refuse_unsupported
 from .responses import encode
 from .sse import event, respond_stream
 from .state import STATE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from miniinfer.parsing import Part
+from miniinfer.parsing import ParserSpec, Part
 from miniinfer.sampling_params import SamplingParams
 
 from .config import MAX_CHOICES
@@ -24,6 +24,7 @@ class Work:
 
     token_ids: list[int]
     params: SamplingParams
+    parser: ParserSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The bodies that requests may send; unknown fields are ignored.
 
-Types are checked while decoding, ranges by `params` and `miniinfer.SamplingParams`. Names follow
-OpenAI's API reference, and vLLM where OpenAI has none.
+Types are checked while decoding, ranges by `params` and `miniinfer.SamplingParams`, and what is
+refused by `refusals`. Names follow OpenAI's API reference, and vLLM where OpenAI has none.
 """
 
 from __future__ import annotations
@@ -11,14 +11,38 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .errors import invalid
-
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream reports about its tokens."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """The schema that an answer must follow; `strict` is always kept."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """What an answer must look like: type is text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """Exactly one of the forms that an answer can be held to."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -43,19 +67,24 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int = 0
     user: str | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     # Refused when set to anything but their neutral value: ignoring them would change the answer.
-    structured_outputs: Any = None
-    response_format: dict[str, Any] | None = None
-    prompt_logprobs: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
     use_beam_search: bool | None = None
-    truncate_prompt_tokens: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -63,6 +92,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -91,6 +121,35 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | UnsetType | None = UNSET
 
 
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str | UnsetType | None = UNSET
+    parameters: dict[str, Any] | UnsetType | None = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool that the model may use; type is function."""
+
+    type: str = "function"
+    function: FunctionDefinition
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, kw_only=True):
+    """The one tool that must be called; type is function."""
+
+    type: str = "function"
+    function: FunctionName
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -98,15 +157,26 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    # Refused when set, like the last ones of `GenerationRequest`.
     functions: Any = None
     function_call: Any = None
+    prediction: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -131,6 +201,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[ToolDefinition] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -144,43 +215,3 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     tokens: list[Any]
     model: str | None = None
-
-
-_REFUSED = (
-    "structured_outputs",
-    "prompt_logprobs",
-    "allowed_token_ids",
-    "bad_words",
-    "use_beam_search",
-    "truncate_prompt_tokens",
-)
-
-
-def refuse_unsupported(body: GenerationRequest) -> None:
-    """Raise a 400 for a parameter that this server knows but does not offer."""
-    for name in _REFUSED:
-        value = getattr(body, name)
-        if value is not None and value is not False and value != []:
-            raise invalid(name, f"{name} is not supported", "unsupported_parameter")
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        kind = body.response_format.get("type")
-        raise invalid(
-            "response_format",
-            f"response_format.type must be 'text', got {kind!r}",
-            "unsupported_parameter",
-        )
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "stream_options is only allowed when stream is true")
-    if body.cache_salt == "":
-        raise invalid("cache_salt", "cache_salt must not be an empty string")
-
-
-def refuse_tools(body: ChatRequest) -> None:
-    """Raise a 400 for a chat that wants tool calls; tools with tool_choice none are fine."""
-    for name in ("functions", "function_call"):
-        if getattr(body, name) not in (None, [], "none"):
-            raise invalid(name, f"{name} is not supported", "unsupported_parameter")
-    if body.tool_choice == "none" or (not body.tools and body.tool_choice in (None, "auto")):
-        return
-    name = "tools" if body.tools else "tool_choice"
-    raise invalid(name, f"{name}: tool calls are not supported", "unsupported_parameter")
