@@ -1,33 +1,12 @@
 """The built-in model in transformers, its weights dequantised by the gguf package alone."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
 
-_NAMES = {
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
-def gguf_name(name: str) -> str:
-    """The GGUF tensor of a parameter of transformers' `LlamaModel`."""
-    layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.weight", name)
-    if layer:
-        return f"blk.{layer[1]}.{_NAMES[layer[2]]}.weight"
-    return f"{_NAMES[name.removesuffix('.weight')]}.weight"
+from model_helpers import gguf_name
 
 
 def transformers_from_gguf(path: Path) -> Any:
@@ -58,7 +37,7 @@ def transformers_from_gguf(path: Path) -> Any:
     model = LlamaForCausalLM(config).eval()
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     for name, parameter in model.model.state_dict().items():
-        tensor = tensors[gguf_name(name)]
+        tensor = tensors[gguf_name(f"model.{name}")]
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         values = torch.from_numpy(values.copy()).reshape(parameter.shape)
         if "q_proj" in name or "k_proj" in name:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gguf_reference import transformers_from_gguf
 from miniinfer.gguf_file import GGMLType, GGUFError, GGUFFile
 from miniinfer.model import ModelLoadError, load_model, read_model_config
 from miniinfer.model.dequantize import _CONVERTERS, dequantize
@@ -456,33 +457,10 @@ def test_a_type_nobody_reads_is_refused_at_loading(tmp_path):
 
 
 def test_the_builtin_model_equals_transformers(builtin_gguf):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     model = load_model(builtin_gguf)
     config = model.config
     assert config.eos_token_ids == (2,)
-    reference = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope.theta,
-            max_position_embeddings=config.max_position_embeddings,
-            tie_word_embeddings=True,
-        )
-    ).eval()
-    tensors = {item.name: item for item in gguf.GGUFReader(builtin_gguf).tensors}
-    for name, parameter in reference.model.state_dict().items():
-        item = tensors[gguf_name(f"model.{name}")]
-        numbers = gguf.quants.dequantize(item.data, item.tensor_type).reshape(parameter.shape)
-        if "q_proj" in name or "k_proj" in name:
-            pairs = numbers.reshape(-1, config.head_dim // 2, 2, config.hidden_size)
-            numbers = pairs.swapaxes(1, 2).reshape(parameter.shape)
-        parameter.copy_(torch.from_numpy(numbers.copy()))
+    reference = transformers_from_gguf(builtin_gguf)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 40).tolist()
     got = PagedRunner(model, 16).run(tokens, [23, 1, 16])
     expected = reference_logits(reference, tokens)
