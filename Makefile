@@ -44,6 +44,12 @@ $(VENV)/.tokenizers: $(VENV)/.installed tests/fetch_tokenizers.py
 	$(BIN)/python tests/fetch_tokenizers.py $(VENV)/tokenizers
 	touch $@
 
+$(VENV)/.node: $(VENV)/.created tests/server/clients/package.json
+	mkdir -p $(VENV)/node
+	cp tests/server/clients/package.json $(VENV)/node
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/node
+	touch $@
+
 .PHONY: setup
 setup: $(VENV)/.model ## Make .venv, build and install the wheel, fetch the built-in model
 
@@ -67,9 +73,9 @@ test-rust: $(VENV)/.tokenizers ## Unit, property and stress tests of the core
 	MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers cargo test --locked --quiet -p miniinfer-core
 
 .PHONY: test-python
-test-python: setup $(VENV)/.tokenizers ## Tests of the package, kernels and server
+test-python: setup $(VENV)/.tokenizers $(VENV)/.node ## Tests of the package, kernels and server
 	# Files side by side, one thread each: small models gain nothing from a second one.
-	OMP_NUM_THREADS=1 MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers \
+	OMP_NUM_THREADS=1 MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers MINIINFER_NODE=$(CURDIR)/$(VENV)/node \
 		$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: test-loom
