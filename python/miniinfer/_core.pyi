@@ -18,6 +18,7 @@ __all__ = [
     "Submission",
     "TokenLogprob",
     "__version__",
+    "parse",
 ]
 
 # `bytes` under a name that the member of the same name does not hide.
@@ -32,7 +33,15 @@ class RequestError(ValueError):
 class EngineDeadError(RuntimeError):
     """The engine has stopped and takes no more requests."""
 
-class _SubmitParams(TypedDict, total=False):
+class _ParserParams(TypedDict, total=False):
+    """How an answer is parsed."""
+
+    reasoning_parser: str | None
+    tool_parser: str | None
+    in_reasoning: bool | None
+    tool_types: Mapping[str, Mapping[str, str]]
+
+class _SubmitParams(_ParserParams, total=False):
     """What `Engine.submit` takes beside the prompt. All but `temperature` have defaults."""
 
     n: int
@@ -185,3 +194,13 @@ class Engine:
     def reset_prefix_cache(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def check(self) -> None: ...
+
+def parse(
+    text: str,
+    *,
+    reasoning_parser: str | None = None,
+    tool_parser: str | None = None,
+    in_reasoning: bool | None = None,
+    tool_types: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[Part]:
+    """The parts of a whole answer. Raises `RequestError` for an unknown name."""

@@ -18,6 +18,7 @@ from .config import EngineArgs
 from .engine import Engine
 from .errors import EngineDeadError
 from .outputs import RequestOutput, RequestState
+from .parsing import ParserSpec
 from .prompts import Prompt, encode_prompt
 from .sampling_params import ParameterError, SamplingParams
 
@@ -210,8 +211,9 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str | None = None,
+        parser: ParserSpec | None = None,
     ) -> Stream:
-        """Queue a request and return its stream at once.
+        """Queue a request and return its stream at once; `parser` fills `Delta.parts`.
 
         Raises `RequestError` if it can never run, `ParameterError` if `request_id` is in use, and
         `EngineDeadError` if the engine has stopped.
@@ -224,7 +226,12 @@ class AsyncLLM:
         if not self.is_healthy:
             raise EngineDeadError(f"the engine has stopped: {self._error or 'it was closed'}")
         submission = self.engine.submit(
-            prompt_token_ids, params, priority=priority, tenant=tenant, cache_salt=cache_salt
+            prompt_token_ids,
+            params,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            parser=parser,
         )
         first, n = submission.ids()
         mailbox = _Mailbox(submission, n)

@@ -14,6 +14,7 @@ from ._core import Submission
 from .config import EngineArgs, available_memory
 from .generation_config import generation_defaults
 from .model.read_config import read_model_config
+from .parsing import ParserSpec
 from .sampling_params import RequestOutputKind, SamplingParams, check_priority
 from .source import ModelSource, resolve_model
 from .tokenizer import Tokenizer
@@ -159,8 +160,9 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str | None = None,
+        parser: ParserSpec | None = None,
     ) -> Submission:
-        """Queue a request, from any thread.
+        """Queue a request, from any thread; `parser` fills `Delta.parts`.
 
         Raises `RequestError` if it can never run, `ParameterError` for a priority beyond 32 bits.
         """
@@ -191,6 +193,7 @@ class Engine:
                 "priority": priority,
                 "tenant": tenant,
                 "cache_salt": cache_salt,
+                **(parser or ParserSpec()).submit_params(),
             },
         )
 

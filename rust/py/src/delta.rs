@@ -1,10 +1,11 @@
 //! What a reader gets.
 
-use miniinfer_core::parse::Part;
 use miniinfer_core::pipeline::StreamDelta;
 use miniinfer_core::text::{self, FinishReason, StopCause};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
+
+use crate::parsing::tuples;
 
 type Top = Vec<(u32, String, Py<PyBytes>, f32)>;
 
@@ -100,7 +101,7 @@ impl Delta {
         }
         let delta = Self {
             index: from.index,
-            parts: parts(py, text)?,
+            parts: tuples(py, std::mem::take(&mut text.parts))?,
             text: std::mem::take(&mut text.text),
             token_ids: std::mem::take(&mut text.token_ids),
             logprobs,
@@ -114,18 +115,6 @@ impl Delta {
         };
         Py::new(py, delta)
     }
-}
-
-/// The parts of a delta as tuples that begin with their kind.
-fn parts(py: Python<'_>, from: &mut text::Delta) -> PyResult<Vec<Py<PyTuple>>> {
-    let parts = std::mem::take(&mut from.parts).into_iter();
-    let parts = parts.map(|part| match part {
-        Part::Reasoning(text) => ("reasoning", text).into_pyobject(py),
-        Part::Content(text) => ("content", text).into_pyobject(py),
-        Part::ToolCall { index, name } => ("tool_call", index, name).into_pyobject(py),
-        Part::Arguments { index, text } => ("arguments", index, text).into_pyobject(py),
-    });
-    parts.map(|part| Ok(part?.unbind())).collect()
 }
 
 /// One entry a prompt token; nothing predicts the first.

@@ -235,8 +235,9 @@ impl Engine {
         prompt: Vec<u32>,
         params: SubmitParams,
     ) -> PyResult<Submission> {
-        let (request, spec) = params.into_request(prompt);
-        let submission = self.runtime.frontend().submit(request, spec);
+        let request = params.into_request(prompt);
+        let submission =
+            request.and_then(|(request, spec)| self.runtime.frontend().submit(request, spec));
         submission
             .map(Submission)
             .map_err(|error| error::submit(py, &error))

@@ -5,6 +5,7 @@ mod delta;
 mod engine;
 mod error;
 mod params;
+mod parsing;
 
 use pyo3::prelude::*;
 
@@ -16,6 +17,8 @@ mod _core {
     use crate::engine::{Engine, Submission};
     #[pymodule_export]
     use crate::error::{EngineDeadError, RequestError};
+    #[pymodule_export]
+    use crate::parsing::parse;
 
     use pyo3::prelude::*;
 

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use miniinfer_core::block::ExtraKey;
+use miniinfer_core::error::SubmitError;
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::text::StreamSpec;
 use pyo3::prelude::*;
+
+use crate::parsing::{TypeNames, parse_spec};
 
 /// What `submit` takes beside the prompt, as a dict of these names. All but `temperature` have defaults.
 #[derive(FromPyObject)]
@@ -60,11 +63,25 @@ pub struct SubmitParams {
     tenant: String,
     #[pyo3(default)]
     cache_salt: Option<String>,
+    #[pyo3(default)]
+    reasoning_parser: Option<String>,
+    #[pyo3(default)]
+    tool_parser: Option<String>,
+    #[pyo3(default)]
+    in_reasoning: Option<bool>,
+    #[pyo3(default)]
+    tool_types: TypeNames,
 }
 
 impl SubmitParams {
-    /// The request and the text side's part of it.
-    pub fn into_request(self, prompt: Vec<u32>) -> (NewRequest, StreamSpec) {
+    /// The request and the text side's part of it. Fails on the name of an unknown parser or type.
+    pub fn into_request(self, prompt: Vec<u32>) -> Result<(NewRequest, StreamSpec), SubmitError> {
+        let parse = parse_spec(
+            self.reasoning_parser.as_deref(),
+            self.tool_parser.as_deref(),
+            self.in_reasoning,
+            self.tool_types,
+        )?;
         let sampling = SamplingSpec {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -96,8 +113,9 @@ impl SubmitParams {
             stop: self.stop,
             include_stop: self.include_stop,
             final_only: self.final_only,
+            parse,
             ..StreamSpec::default()
         };
-        (request, spec)
+        Ok((request, spec))
     }
 }

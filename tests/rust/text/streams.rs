@@ -117,6 +117,7 @@ fn spec() -> impl Strategy<Value = StreamSpec> {
                     min_tokens,
                     final_only,
                     num_logprobs,
+                    parse: None,
                 }
             },
         )

@@ -127,6 +127,11 @@ impl TextModel {
         (String::from_utf8_lossy(bytes).into_owned(), bytes.to_vec())
     }
 
+    /// The bytes that a token says by itself inside a text; none for an unknown id.
+    pub(super) fn token_bytes(&self, id: u32) -> &[u8] {
+        self.rest.bytes(id)
+    }
+
     pub(super) fn join(&self) -> &Join {
         &self.join
     }

@@ -12,6 +12,7 @@ mod delta;
 mod detokenizer;
 mod error;
 mod load;
+mod parsed;
 mod pieces;
 mod steps;
 mod stop;

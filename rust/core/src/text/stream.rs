@@ -7,8 +7,10 @@ use super::decoder::TextModel;
 use super::delta::{Delta, Finish, FinishReason, StopCause, TokenLogprob, TopLogprob};
 use super::detokenizer::Detokenizer;
 use super::error::TextError;
+use super::parsed::ParsedText;
 use super::stop::StopMatcher;
 use crate::prompt_logprobs::PromptLogprobs;
+use crate::parse::ParseSpec;
 
 /// What a stream is asked for.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +34,12 @@ pub struct StreamSpec {
     pub final_only: bool,
     /// Log-probabilities with at most so many alternatives a token; `None` for none at all.
     pub num_logprobs: Option<u32>,
+    /// The formats to tell reasoning and tool calls apart by, if [`Delta::parts`] is wanted.
+    ///
+    /// What is parsed is the text as delivered: stop strings end it wherever they match, in reasoning
+    /// and in calls too. Special tokens that are tags of the formats are seen by the parser even
+    /// where they add no text.
+    pub parse: Option<ParseSpec>,
 }
 
 /// The sampler's log-probabilities for one token.
@@ -93,6 +101,9 @@ struct HeldToken {
 pub struct TextStream {
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    parsed: Option<ParsedText>,
+    /// Special tokens add no text.
+    skip_special_tokens: bool,
     include_stop: bool,
     min_tokens: u32,
     num_logprobs: Option<u32>,
@@ -117,6 +128,8 @@ impl TextStream {
         Ok(Self {
             detokenizer: Detokenizer::new(model, spec.skip_special_tokens, spec.continuation),
             stop: StopMatcher::new(spec.stop, spec.include_stop)?,
+            parsed: spec.parse.map(ParsedText::new),
+            skip_special_tokens: spec.skip_special_tokens,
             include_stop: spec.include_stop,
             min_tokens: spec.min_tokens,
             num_logprobs: spec.num_logprobs,
@@ -214,12 +227,14 @@ impl TextStream {
             if let Some(StopToken::Requested(token)) = &stop_token {
                 finish.stop = StopCause::Token(token.id);
             }
+            let before = target.text.len();
+            stream.stop.finish(&mut target.text);
+            stream.parse(before, target);
             if let (None, Some(StopToken::EndOfSequence(token) | StopToken::Requested(token))) =
                 (shown, &stop_token)
             {
                 stream.hold(token);
             }
-            stream.stop.finish(&mut target.text);
             stream.close(finish, target);
         });
     }
@@ -241,6 +256,9 @@ impl TextStream {
     /// Counts a token whose text is in `fresh` or pending, and notes where that text ends.
     fn hold(&mut self, token: &TokenInput) {
         let end = self.matched_to + self.fresh.len() + self.detokenizer.pending_len();
+        if let (Some(parsed), true) = (&mut self.parsed, self.skip_special_tokens) {
+            parsed.note(self.detokenizer.model(), token.id, end);
+        }
         let logprob = self
             .num_logprobs
             .zip(token.logprob)
@@ -310,6 +328,7 @@ impl TextStream {
         let found = self.stop.push(&fresh[exempt..], true, &mut target.text);
         self.matched_to += fresh.len();
         self.fresh = fresh;
+        self.parse(before, target);
         if let Some(found) = found {
             self.drop_after(self.matched_to - found.unused);
             let stop = StopCause::Text(self.stop.patterns()[found.index].clone());
@@ -329,6 +348,13 @@ impl TextStream {
                 .take_while(|token| token.end <= released)
                 .count();
             self.deliver(count, target);
+        }
+    }
+
+    /// Parses the text from a byte of the delta on.
+    fn parse(&mut self, from: usize, target: &mut Delta) {
+        if let Some(parsed) = &mut self.parsed {
+            parsed.push(&target.text[from..], &mut target.parts);
         }
     }
 
@@ -355,6 +381,9 @@ impl TextStream {
 
     fn close(&mut self, finish: Finish, target: &mut Delta) {
         self.deliver(self.held.len(), target);
+        if let Some(parsed) = &mut self.parsed {
+            parsed.finish(&mut target.parts);
+        }
         target.finish = Some(finish);
         self.finished = true;
     }
