@@ -81,7 +81,10 @@ pub fn spec(reasoning: Option<&str>, tools: Option<&str>) -> ParseSpec {
 
 /// All cases of the file.
 pub fn all() -> Vec<Case> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/parser_cases.json");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/data/parser_cases.json"
+    );
     let text = std::fs::read_to_string(path).unwrap();
     let files: Vec<CaseFile> = serde_json::from_str(&text).unwrap();
     assert!(files.len() >= 70);
@@ -100,7 +103,10 @@ fn read(file: CaseFile) -> Case {
         spec: ParseSpec {
             in_reasoning: file.in_reasoning,
             tool_types: Arc::new(types),
-            ..spec(file.reasoning_parser.as_deref(), file.tool_parser.as_deref())
+            ..spec(
+                file.reasoning_parser.as_deref(),
+                file.tool_parser.as_deref(),
+            )
         },
         name: file.name,
         text: file.text,
@@ -131,7 +137,10 @@ fn every_case_gives_what_it_says() {
     for case in all() {
         let message = Message::new(&parse(&case.spec, &case.text));
         if message != case.expected {
-            wrong.push(format!("{}\n  got  {message:?}\n  want {:?}", case.name, case.expected));
+            wrong.push(format!(
+                "{}\n  got  {message:?}\n  want {:?}",
+                case.name, case.expected
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -141,12 +150,18 @@ fn every_case_gives_what_it_says() {
 fn every_format_has_cases() {
     let cases = all();
     for (name, format) in ToolFormat::ALL {
-        let count = cases.iter().filter(|case| case.spec.tools == Some(format)).count();
+        let count = cases
+            .iter()
+            .filter(|case| case.spec.tools == Some(format))
+            .count();
         assert!(count >= 5, "{name} has {count}");
         assert_eq!(ToolFormat::from_name(name), Some(format));
     }
     for (name, format) in ReasoningFormat::ALL {
-        let count = cases.iter().filter(|case| case.spec.reasoning == Some(format)).count();
+        let count = cases
+            .iter()
+            .filter(|case| case.spec.reasoning == Some(format))
+            .count();
         assert!(count >= 5, "{name} has {count}");
         assert_eq!(ReasoningFormat::from_name(name), Some(format));
     }

@@ -221,7 +221,11 @@ impl CallObject {
                 };
                 self.has_arguments = true;
                 self.announce(out);
-                if c == '"' { Step::More } else { self.argument(c, out) }
+                if c == '"' {
+                    Step::More
+                } else {
+                    self.argument(c, out)
+                }
             }
             _ => {
                 self.at = match c {
@@ -277,7 +281,11 @@ impl CallObject {
         if !self.bare {
             self.announce(out);
         }
-        if self.announced { Step::Done } else { Step::Wrong }
+        if self.announced {
+            Step::Done
+        } else {
+            Step::Wrong
+        }
     }
 
     /// Announces the call, if its name is known.

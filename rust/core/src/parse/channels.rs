@@ -68,7 +68,10 @@ impl Header {
     }
 
     fn push(&mut self, text: &str) {
-        self.channel.as_mut().unwrap_or(&mut self.role).push_str(text);
+        self.channel
+            .as_mut()
+            .unwrap_or(&mut self.role)
+            .push_str(text);
     }
 
     /// How much of a text does not make the header too long.
@@ -84,7 +87,10 @@ impl Header {
 
     /// The function that the message goes to.
     fn function(&self) -> Option<&str> {
-        let mut words = self.role.split_whitespace().chain(self.channel().split_whitespace());
+        let mut words = self
+            .role
+            .split_whitespace()
+            .chain(self.channel().split_whitespace());
         let name = words.find_map(|word| word.strip_prefix("to=")?.strip_prefix(FUNCTIONS));
         name.filter(|name| !name.is_empty())
     }
@@ -154,7 +160,9 @@ impl Channels {
     /// Takes text up to the next tag, and the tag.
     fn text<'t>(&mut self, text: &'t str, out: &mut Writer) -> &'t str {
         let (state, content) = (&mut self.state, &mut self.content);
-        let found = self.finder.push(text, |text| pass(state, content.as_mut(), text, out));
+        let found = self
+            .finder
+            .push(text, |text| pass(state, content.as_mut(), text, out));
         let Some((tag, rest)) = found else { return "" };
         self.tag(tag, out);
         rest
@@ -220,7 +228,9 @@ fn pass(state: &mut State, content: &mut dyn Machine, text: &str, out: &mut Writ
         State::Header(header) => {
             let fits = header.room_for(text);
             header.push(&text[..fits]);
-            header.raw.push_str(if out.hidden { "" } else { &text[..fits] });
+            header
+                .raw
+                .push_str(if out.hidden { "" } else { &text[..fits] });
             if fits < text.len() {
                 out.restore(&header.raw);
                 *state = State::Between;
@@ -257,7 +267,8 @@ impl Machine for Channels {
     }
 
     fn finish(&mut self, out: &mut Writer) {
-        if let State::Arguments(_) | State::Reasoning | State::Content | State::Between = self.state {
+        if let State::Arguments(_) | State::Reasoning | State::Content | State::Between = self.state
+        {
             self.settle(out);
         }
         self.content.finish(out);
@@ -269,9 +280,7 @@ impl Machine for Channels {
 
     fn held(&self) -> usize {
         let held = match &self.state {
-            State::Header(header) => {
-                header.raw.len() + header.role.len() + header.channel().len()
-            }
+            State::Header(header) => header.raw.len() + header.role.len() + header.channel().len(),
             State::Arguments(arguments) => arguments.held(),
             State::Close(expected) => expected.held(),
             State::Between | State::Reasoning | State::Content => 0,

@@ -240,7 +240,10 @@ mod tests {
     fn what_json_does_not_know_stays() {
         assert_eq!(decode(r"C:\users\me"), (r"C:\users\me".into(), false));
         assert_eq!(decode(r#"\u12"x"#), (r"\u12".into(), true));
-        assert_eq!(decode(r"\uD83Dx\uDE00\"), ("\u{FFFD}x\u{FFFD}\\".into(), false));
+        assert_eq!(
+            decode(r"\uD83Dx\uDE00\"),
+            ("\u{FFFD}x\u{FFFD}\\".into(), false)
+        );
         assert_eq!(decode(r"\uD83D\u00"), ("\u{FFFD}\\u00".into(), false));
     }
 }

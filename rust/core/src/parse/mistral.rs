@@ -91,7 +91,11 @@ impl Head {
                     if !hidden {
                         self.raw.push_str(tag);
                     }
-                    self.at = if tag == ARGS { At::Arguments } else { At::Id(0) };
+                    self.at = if tag == ARGS {
+                        At::Arguments
+                    } else {
+                        At::Id(0)
+                    };
                     return Step::More;
                 }
                 Match::Other => return Step::NoCall,

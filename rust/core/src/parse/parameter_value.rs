@@ -129,10 +129,15 @@ fn may_be_json(text: &str) -> bool {
     let is_number = |c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.' | 'e' | 'E');
     match text.chars().next() {
         None | Some('{' | '[' | '"') => true,
-        Some('-' | '0'..='9') => text.chars().next_back().is_some_and(|c| is_number(c) || is_blank(c)),
+        Some('-' | '0'..='9') => text
+            .chars()
+            .next_back()
+            .is_some_and(|c| is_number(c) || is_blank(c)),
         Some(_) => {
             let word = text.trim_end();
-            ["true", "false", "null"].iter().any(|literal| literal.starts_with(word))
+            ["true", "false", "null"]
+                .iter()
+                .any(|literal| literal.starts_with(word))
         }
     }
 }
@@ -145,7 +150,11 @@ fn convert(kind: ParameterType, text: &str) -> String {
         "None" => "null",
         _ => value,
     };
-    let chosen = if kind == ParameterType::Any { value } else { python };
+    let chosen = if kind == ParameterType::Any {
+        value
+    } else {
+        python
+    };
     if is_json(chosen) {
         chosen.to_owned()
     } else {

@@ -45,7 +45,12 @@ impl Parser {
         let in_reasoning = |usually| spec.in_reasoning.unwrap_or(usually);
         let content = if channel_calls || channel_reasoning {
             let inside = channel_reasoning && in_reasoning(false);
-            Box::new(Channels::new(channel_reasoning, channel_calls, inside, content))
+            Box::new(Channels::new(
+                channel_reasoning,
+                channel_calls,
+                inside,
+                content,
+            ))
         } else {
             content
         };

@@ -143,7 +143,11 @@ impl Pythonic {
                     ']' => State::Close(Expected::new(&[END])),
                     _ => State::Prose,
                 };
-                if matches!(self.state, State::Prose) { text } else { rest }
+                if matches!(self.state, State::Prose) {
+                    text
+                } else {
+                    rest
+                }
             }
             State::Close(expected) => match expected.step(c, is_blank) {
                 Match::More => rest,
@@ -182,7 +186,11 @@ impl Pythonic {
             return text;
         };
         let (c, rest) = split_first(text);
-        let step = if out.hidden { Step::NoCall } else { head.step(c) };
+        let step = if out.hidden {
+            Step::NoCall
+        } else {
+            head.step(c)
+        };
         match step {
             Step::More => rest,
             Step::Call => {
@@ -192,7 +200,11 @@ impl Pythonic {
                 for c in head.keyword.chars() {
                     ended = arguments.step(c, out);
                 }
-                self.state = if ended { State::Comma } else { State::Arguments(arguments) };
+                self.state = if ended {
+                    State::Comma
+                } else {
+                    State::Arguments(arguments)
+                };
                 rest
             }
             Step::NoCall => {

@@ -18,8 +18,14 @@ const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
 
 /// The format's tags.
-pub(super) const MARKERS: &[&str] =
-    &[OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER];
+pub(super) const MARKERS: &[&str] = &[
+    OPEN,
+    CLOSE,
+    FUNCTION,
+    END_FUNCTION,
+    PARAMETER,
+    END_PARAMETER,
+];
 
 /// Longest name of a function or parameter, in bytes.
 const NAME_LIMIT: usize = 256;

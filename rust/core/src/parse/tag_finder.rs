@@ -76,11 +76,20 @@ mod tests {
     fn tags_hold_their_first_character_once_and_begin_no_other_tag() {
         let reasoning = ReasoningFormat::ALL.map(|(_, format)| format.markers());
         let tools = ToolFormat::ALL.map(|(_, format)| format.markers());
-        let markers: Vec<&str> = reasoning.into_iter().chain(tools).flatten().copied().collect();
+        let markers: Vec<&str> = reasoning
+            .into_iter()
+            .chain(tools)
+            .flatten()
+            .copied()
+            .collect();
         assert!(markers.len() > 20);
         for marker in &markers {
             let first = marker.chars().next();
-            assert_eq!(marker.chars().filter(|c| Some(*c) == first).count(), 1, "{marker}");
+            assert_eq!(
+                marker.chars().filter(|c| Some(*c) == first).count(),
+                1,
+                "{marker}"
+            );
             let longer = |other: &&&str| other.len() > marker.len() && other.starts_with(marker);
             assert_eq!(markers.iter().find(longer), None, "{marker}");
         }
