@@ -59,11 +59,9 @@ class FakeTokenizer:
     def token_to_id(self, token: str) -> int | None:
         return self._tokens.get(token)
 
-    def id_to_token(self, index: int) -> str | None:
-        return next((token for token, known in self._tokens.items() if known == index), None)
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return "".join(self.id_to_token(index) or chr(index) for index in ids)
+        names = {index: token for token, index in self._tokens.items()}
+        return "".join(names.get(index) or chr(index) for index in ids)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -90,6 +88,9 @@ def test_templates_tell_families_apart(
         tokenizer = FakeTokenizer(source)
         chosen = (choose_reasoning_parser(tokenizer), choose_tool_parser(tokenizer))
         assert chosen == expected
+    # A tokenizer may have no notion of templates at all.
+    del tokenizer.chat_template
+    assert choose_tool_parser(tokenizer) is None
     assert expected[0] is None or expected[0] in REASONING_PARSERS
     assert expected[1] is None or expected[1] in TOOL_PARSERS
 

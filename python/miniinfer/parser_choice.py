@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 __all__ = ["choose_reasoning_parser", "choose_tool_parser", "prompt_opens_reasoning"]
@@ -18,21 +18,19 @@ _OPEN_ANALYSIS = re.compile(r"<\|channel\|>analysis[^<]*<\|message\|>(?!.*<\|)",
 
 _THINK = ("<think>", "</think>")
 
+_TAGS = (*_THINK, "<|channel|>", "<|constrain|>", "<|message|>")
+"""What stands within a turn, special or not."""
 
-class ChatTokenizer(Protocol):
-    """What is asked of a tokenizer; `miniinfer.tokenizer.Tokenizer` has it."""
 
-    chat_template: str | dict[str, str] | None
+class Vocabulary(Protocol):
+    """What is asked of a tokenizer, beside its `chat_template` if it has one."""
 
     @property
-    def special_ids(self) -> frozenset[int]:
+    def special_ids(self) -> Collection[int]:
         """Ids of special tokens."""
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token."""
-
-    def id_to_token(self, index: int) -> str | None:
-        """The token of an id."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids."""
@@ -41,8 +39,8 @@ class ChatTokenizer(Protocol):
 class _Marks:
     """Whether a model's chats have a mark: in its template, or without one in its vocabulary."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        template = tokenizer.chat_template
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        template: str | dict[str, str] | None = getattr(tokenizer, "chat_template", None)
         self._tokenizer = tokenizer
         self._source = "\n".join(template.values()) if isinstance(template, dict) else template
 
@@ -52,7 +50,7 @@ class _Marks:
         return mark in self._source
 
 
-def choose_tool_parser(tokenizer: ChatTokenizer) -> str | None:
+def choose_tool_parser(tokenizer: Vocabulary) -> str | None:
     """Return the name of the tool-call format of `tokenizer`'s model, None if none is known.
 
     The chat template decides; of a model without one the vocabulary does.
@@ -76,7 +74,7 @@ def choose_tool_parser(tokenizer: ChatTokenizer) -> str | None:
     return None
 
 
-def choose_reasoning_parser(tokenizer: ChatTokenizer) -> str | None:
+def choose_reasoning_parser(tokenizer: Vocabulary) -> str | None:
     """Return the name of the reasoning format of `tokenizer`'s model, None if none is known."""
     marks = _Marks(tokenizer)
     if "<|channel|>" in marks and "<|message|>" in marks:
@@ -87,7 +85,7 @@ def choose_reasoning_parser(tokenizer: ChatTokenizer) -> str | None:
 
 
 def prompt_opens_reasoning(
-    prompt: str | Sequence[int], parser: str | None, tokenizer: ChatTokenizer
+    prompt: str | Sequence[int], parser: str | None, tokenizer: Vocabulary
 ) -> bool:
     """Whether the answer to a rendered `prompt`, text or ids, begins inside of reasoning.
 
@@ -96,24 +94,23 @@ def prompt_opens_reasoning(
     """
     if parser is None:
         return False
+    turn = _last_turn(prompt, tokenizer)
     if parser == "gpt_oss":
-        turn = _last_turn(prompt, tokenizer, ("<|start|>",))
         return _OPEN_ANALYSIS.search(turn) is not None
-    special = (tokenizer.id_to_token(index) for index in tokenizer.special_ids)
-    marks = [mark for mark in special if mark and mark not in _THINK]
-    turn = _last_turn(prompt, tokenizer, (*marks, *_DEEPSEEK_TURNS))
     opened, closed = (turn.rfind(tag) for tag in _THINK)
     return closed < 0 or opened > closed if parser == "deepseek_r1" else opened > closed
 
 
-def _last_turn(
-    prompt: str | Sequence[int], tokenizer: ChatTokenizer, marks: tuple[str, ...]
-) -> str:
-    """The text behind the last of `marks`."""
+def _last_turn(prompt: str | Sequence[int], tokenizer: Vocabulary) -> str:
+    """The text behind the last special token that is no tag of a format."""
     if isinstance(prompt, str):
+        special = (tokenizer.decode([index], False) for index in tokenizer.special_ids)
+        marks = [mark for mark in special if mark and mark not in _TAGS]
         tail = prompt[-_TAIL_CHARACTERS:]
-        return tail[max(tail.rfind(mark) + len(mark) if mark in tail else 0 for mark in marks) :]
-    ids = {tokenizer.token_to_id(mark) for mark in marks}
+        ends = (tail.rfind(mark) + len(mark) for mark in (*marks, *_DEEPSEEK_TURNS) if mark in tail)
+        return tail[max(ends, default=0) :]
+    ids = {*tokenizer.special_ids, *(tokenizer.token_to_id(mark) for mark in _DEEPSEEK_TURNS)}
+    ids -= {tokenizer.token_to_id(tag) for tag in _TAGS}
     start = len(prompt)
     while start > 0 and prompt[start - 1] not in ids:
         start -= 1

@@ -160,7 +160,7 @@ proptest! {
         spec in proptest::sample::select(specs()),
     ) {
         // No tag's first character: nothing but prose, whatever the formats.
-        let text = prose.concat().replace('[', "(").replace('{', "(").replace('<', "(");
+        let text = prose.concat().replace(['[', '{', '<'], "(");
         let message = Message::new(&parse(&spec, &text));
         prop_assert_eq!(&message.calls, &[]);
         let said = if message.reasoning.is_empty() { message.content } else { message.reasoning };

@@ -1,7 +1,7 @@
 //! Parts out of token ids: special tokens, stop strings, limits, real vocabularies.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use miniinfer_core::parse::{ParseSpec, parse};
 use miniinfer_core::text::{
@@ -208,8 +208,10 @@ fn the_limit_cuts_a_character_within_arguments() {
     assert_eq!(message.calls[0].arguments, "{\"a\": \"\u{FFFD}");
 }
 
+type Real = (String, Tokenizer, Arc<TextModel>);
+
 /// The tokenizers of the folder named by `MINIINFER_TOKENIZERS` whose formats are parsed.
-fn real() -> Vec<(String, Tokenizer, Arc<TextModel>)> {
+static REAL: LazyLock<Vec<Real>> = LazyLock::new(|| {
     let Some(folder) = std::env::var_os("MINIINFER_TOKENIZERS") else {
         println!("MINIINFER_TOKENIZERS is not set: toy vocabularies only");
         return Vec::new();
@@ -226,7 +228,7 @@ fn real() -> Vec<(String, Tokenizer, Arc<TextModel>)> {
         )
     };
     names.map(load).into()
-}
+});
 
 fn check(name: &str, tokenizer: &Tokenizer, model: &Arc<TextModel>, case: &Case) {
     let encoding = tokenizer.encode(case.text.as_str(), false).unwrap();
@@ -261,16 +263,16 @@ fn check(name: &str, tokenizer: &Tokenizer, model: &Arc<TextModel>, case: &Case)
 #[test]
 fn real_vocabularies_give_what_the_text_gives() {
     let cases = all();
-    for (name, tokenizer, model) in real() {
-        cases
-            .iter()
-            .for_each(|case| check(&name, &tokenizer, &model, case));
+    for (name, tokenizer, model) in REAL.iter() {
+        for case in &cases {
+            check(name, tokenizer, model, case);
+        }
     }
 }
 
 #[test]
 fn real_special_tags_are_found() {
-    for (name, tokenizer, model) in real() {
+    for (name, tokenizer, model) in REAL.iter() {
         let (tag, tools, text) = match name.as_str() {
             "mistral_nemo" => (
                 "[TOOL_CALLS]",
@@ -290,7 +292,7 @@ fn real_special_tags_are_found() {
         );
         let ids = tokenizer.encode(text, false).unwrap();
         let spec = skipping(Some(spec(None, Some(tools))));
-        let message = Message::new(&joined(stream(&model, ids.get_ids(), None, &spec)).parts);
+        let message = Message::new(&joined(stream(model, ids.get_ids(), None, &spec)).parts);
         assert_eq!(
             (message.calls.len(), message.content.as_str()),
             (1, ""),

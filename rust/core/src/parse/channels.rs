@@ -179,9 +179,10 @@ impl Channels {
                 header.push(" ");
             }
             (State::Header(_), MESSAGE) => self.begin_message(out),
-            (State::Header(_), START | END | CALL | RETURN) => self.end_tag(tag, out),
-            (_, START | CHANNEL) => self.end_tag(tag, out),
-            (State::Reasoning | State::Content, END | CALL | RETURN) => self.end_tag(tag, out),
+            (_, START | CHANNEL)
+            | (State::Header(_) | State::Reasoning | State::Content, END | CALL | RETURN) => {
+                self.end_tag(tag, out);
+            }
             (State::Reasoning, _) => out.reasoning(tag),
             (_, _) => self.content.push(tag, out),
         }

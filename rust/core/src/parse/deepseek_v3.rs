@@ -20,7 +20,7 @@ const END_TAGS: &[&str] = &[CALL_END, CALLS_END];
 /// Longest text between the tag that begins a call and its arguments, in bytes.
 const HEAD_LIMIT: usize = 1024;
 
-/// The format of DeepSeek's models.
+/// The format of `DeepSeek`'s models.
 ///
 /// V3 and R1 write `function<｜tool▁sep｜>NAME`, a line end and the arguments in a Markdown block; V3.1
 /// writes `NAME<｜tool▁sep｜>` and the arguments. The tags around all calls may be missing.
@@ -138,35 +138,7 @@ impl DeepSeekV3 {
                 };
                 rest
             }
-            State::Between(raw, expected) => {
-                if is_blank(c) && expected.held() == 0 {
-                    if !raw.is_empty() && raw.len() < HEAD_LIMIT {
-                        raw.push(c);
-                    }
-                    return rest;
-                }
-                match expected.step(c, |_| false) {
-                    Match::More => rest,
-                    Match::Tag(CALL_BEGIN) => {
-                        let raw = std::mem::take(raw) + &out.shown(CALL_BEGIN);
-                        self.state = State::Head(Box::new(Head::new(raw)));
-                        rest
-                    }
-                    Match::Tag(tag) => {
-                        // Tags around nothing are text like any other; behind calls they end them.
-                        if !raw.is_empty() {
-                            let raw = std::mem::take(raw) + &out.shown(tag);
-                            out.restore(&raw);
-                        }
-                        self.state = State::Prose;
-                        rest
-                    }
-                    Match::Other => {
-                        self.reopen(out);
-                        text
-                    }
-                }
-            }
+            State::Between(..) => self.between(text, out),
             State::Head(_) => self.head(text, out),
             State::Arguments(arguments) => {
                 let (forward, rest) = arguments.push(text, out);
@@ -191,6 +163,40 @@ impl DeepSeekV3 {
                     text
                 }
             },
+        }
+    }
+
+    fn between<'t>(&mut self, text: &'t str, out: &mut Writer) -> &'t str {
+        let State::Between(raw, expected) = &mut self.state else {
+            return text;
+        };
+        let (c, rest) = split_first(text);
+        if is_blank(c) && expected.held() == 0 {
+            if !raw.is_empty() && raw.len() < HEAD_LIMIT {
+                raw.push(c);
+            }
+            return rest;
+        }
+        match expected.step(c, |_| false) {
+            Match::More => rest,
+            Match::Tag(CALL_BEGIN) => {
+                let raw = std::mem::take(raw) + &out.shown(CALL_BEGIN);
+                self.state = State::Head(Box::new(Head::new(raw)));
+                rest
+            }
+            Match::Tag(tag) => {
+                // Tags around nothing are text like any other; behind calls they end them.
+                if !raw.is_empty() {
+                    let raw = std::mem::take(raw) + &out.shown(tag);
+                    out.restore(&raw);
+                }
+                self.state = State::Prose;
+                rest
+            }
+            Match::Other => {
+                self.reopen(out);
+                text
+            }
         }
     }
 

@@ -45,25 +45,18 @@ impl Hermes {
                 self.state = State::Object(Box::new(CallObject::tagged(out.shown(tag), &[CLOSE])));
                 rest
             }
-            State::Object(object) => match object.step(c, out) {
-                Progress::More => rest,
-                Progress::Done => {
-                    self.state = State::Close(Expected::new(&[CLOSE]));
-                    rest
+            State::Object(object) => {
+                let progress = object.step(c, out);
+                self.state = match progress {
+                    Progress::More => return rest,
+                    Progress::Done | Progress::Torn => State::Close(Expected::new(&[CLOSE])),
+                    Progress::Closed | Progress::NoCall => State::Prose,
+                };
+                match progress {
+                    Progress::Torn | Progress::NoCall => text,
+                    _ => rest,
                 }
-                Progress::Closed => {
-                    self.state = State::Prose;
-                    rest
-                }
-                Progress::Torn => {
-                    self.state = State::Close(Expected::new(&[CLOSE]));
-                    text
-                }
-                Progress::NoCall => {
-                    self.state = State::Prose;
-                    text
-                }
-            },
+            }
             State::Close(expected) => match expected.step(c, |c| is_blank(c) || c == '}') {
                 Match::More => rest,
                 Match::Tag(_) => {

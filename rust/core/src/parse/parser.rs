@@ -18,8 +18,10 @@ use super::writer::Writer;
 /// The parts, joined with [`Part::push`], do not depend on how the text is cut. No text is an
 /// error: what looks like a call and turns out to be none before its name and the opening of its
 /// arguments are certain comes back as content, as it was written; after that its arguments are
-/// what the model wrote. Calls are looked for outside of reasoning only. See [`Writer`] for white
-/// space between the parts.
+/// what the model wrote. Calls are looked for outside of reasoning only.
+///
+/// White space between text and a block, which is a call or the reasoning, goes; inside of text and at
+/// the ends of the answer it stays. Text that a block interrupts goes on on a new line.
 ///
 /// Held back is what may be a tag, white space before a possible tag, and a call that is not certain
 /// yet: a few [`UNDECIDED_LIMIT`](super::UNDECIDED_LIMIT) at most. Constant time a character.

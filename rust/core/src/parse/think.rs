@@ -44,19 +44,19 @@ impl Think {
             State::Start(expected) => {
                 let (c, rest) = split_first(text);
                 match expected.step(c, is_blank) {
-                    Match::More => return rest,
+                    Match::More => rest,
                     Match::Tag(OPEN) => {
                         self.state = inside();
-                        return rest;
+                        rest
                     }
                     Match::Tag(_) => {
                         out.block();
                         self.state = outside();
-                        return rest;
+                        rest
                     }
                     Match::Other => {
                         self.begin(out);
-                        return text;
+                        text
                     }
                 }
             }

@@ -43,8 +43,8 @@ pub(super) struct Writer {
     fresh: bool,
     /// White space at the end of the piece so far.
     blank: String,
-    has_reasoning: bool,
-    has_content: bool,
+    /// Whether there has been text of each kind.
+    spoken: [bool; 2],
 }
 
 impl Writer {
@@ -57,8 +57,7 @@ impl Writer {
             kind: Kind::Content,
             fresh: false,
             blank: String::new(),
-            has_reasoning: false,
-            has_content: false,
+            spoken: [false; 2],
         }
     }
 
@@ -159,11 +158,7 @@ impl Writer {
                 return;
             }
             self.fresh = false;
-            let again = match kind {
-                Kind::Reasoning => self.has_reasoning,
-                Kind::Content => self.has_content,
-            };
-            if again {
+            if self.spoken[kind as usize] {
                 self.emit("\n");
             }
         }
@@ -187,15 +182,10 @@ impl Writer {
         if text.is_empty() {
             return;
         }
+        self.spoken[self.kind as usize] = true;
         let part = match self.kind {
-            Kind::Reasoning => {
-                self.has_reasoning = true;
-                Part::Reasoning(text.to_owned())
-            }
-            Kind::Content => {
-                self.has_content = true;
-                Part::Content(text.to_owned())
-            }
+            Kind::Reasoning => Part::Reasoning(text.to_owned()),
+            Kind::Content => Part::Content(text.to_owned()),
         };
         part.push(&mut self.parts);
     }
