@@ -9,8 +9,8 @@ use super::detokenizer::Detokenizer;
 use super::error::TextError;
 use super::parsed::ParsedText;
 use super::stop::StopMatcher;
-use crate::prompt_logprobs::PromptLogprobs;
 use crate::parse::ParseSpec;
+use crate::prompt_logprobs::PromptLogprobs;
 
 /// What a stream is asked for.
 #[derive(Clone, Debug, Default)]
