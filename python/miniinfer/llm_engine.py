@@ -9,7 +9,8 @@ from .config import EngineArgs
 from .engine import Engine
 from .outputs import RequestOutput, RequestState
 from .prompts import Prompt, encode_prompt
-from .sampling_params import ParameterError, SamplingParams
+from .parameters import ParameterError
+from .sampling_params import SamplingParams
 
 __all__ = ["LLMEngine"]
 

@@ -29,6 +29,8 @@ pub mod header {
     pub const NUM_LOGPROBS: usize = 7;
     /// Room that `logit_edits` needs.
     pub const NUM_EDITS: usize = 8;
+    /// Rows of logits that have a mask: what `fill_masks` writes.
+    pub const NUM_MASKS: usize = 9;
     /// Items of `header`.
     pub const LEN: usize = 16;
 }

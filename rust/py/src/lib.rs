@@ -4,6 +4,7 @@ mod arrays;
 mod delta;
 mod engine;
 mod error;
+mod grammar;
 mod params;
 
 use pyo3::prelude::*;
@@ -16,6 +17,8 @@ mod _core {
     use crate::engine::{Engine, Submission};
     #[pymodule_export]
     use crate::error::{EngineDeadError, RequestError};
+    #[pymodule_export]
+    use crate::grammar::CompiledGrammar;
 
     use pyo3::prelude::*;
 

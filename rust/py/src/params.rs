@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use miniinfer_core::block::ExtraKey;
+use miniinfer_core::grammar::{BadWords, TokenLimits};
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::text::StreamSpec;
 use pyo3::prelude::*;
+
+use crate::grammar::CompiledGrammar;
 
 /// What `submit` takes beside the prompt, as a dict of these names. All but `temperature` have defaults.
 #[derive(FromPyObject)]
@@ -58,6 +61,14 @@ pub struct SubmitParams {
     tenant: String,
     #[pyo3(default)]
     cache_salt: Option<String>,
+    #[pyo3(default)]
+    grammar: Option<Py<CompiledGrammar>>,
+    #[pyo3(default)]
+    grammar_after: Vec<u32>,
+    #[pyo3(default)]
+    allowed_token_ids: Option<Vec<u32>>,
+    #[pyo3(default)]
+    bad_words: Vec<Vec<u32>>,
 }
 
 impl SubmitParams {
@@ -79,9 +90,16 @@ impl SubmitParams {
             stop_token_ids: self.stop_token_ids,
             logit_bias: self.logit_bias,
         };
+        let limits = TokenLimits {
+            grammar: self.grammar.map(|grammar| grammar.get().0.clone()),
+            grammar_after: self.grammar_after,
+            allowed_token_ids: self.allowed_token_ids,
+            bad_words: BadWords::new(self.bad_words),
+        };
         let request = NewRequest {
             prompt,
             sampling,
+            limits,
             n: self.n,
             priority: self.priority,
             tenant: Arc::from(self.tenant),
