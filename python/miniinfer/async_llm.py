@@ -18,8 +18,8 @@ from .config import EngineArgs
 from .engine import Engine
 from .errors import EngineDeadError
 from .outputs import RequestOutput, RequestState
-from .prompts import Prompt, encode_prompt
 from .parameters import ParameterError
+from .prompts import Prompt, encode_prompt
 from .sampling_params import SamplingParams
 from .structured import CompiledGrammar, StructuredOutputsParams
 

@@ -101,9 +101,10 @@ def sample(logits: Tensor, batch: SamplingBatch, vocab_size: int | None = None) 
     """Choose one token per row of `logits`, float32 [N, V], by the parameters in `batch`.
 
     The steps are vLLM's, in its order: edits, masks, temperature, min_p, top_k, top_p. Every
-    threshold is relative to what the steps before it left, so `top_p` is a share of what `min_p` and `top_k`
-    keep. (transformers applies `min_p` last. The tokens that pass `min_p` are the same in both
-    orders, as it compares with the most likely token, but there `top_p` also counts the others.)
+    threshold is relative to what the steps before it left, so `top_p` is a share of what `min_p`
+    and `top_k` keep. (transformers applies `min_p` last. The tokens that pass `min_p` are the same
+    in both orders, as it compares with the most likely token, but there `top_p` also counts the
+    others.)
     `top_k` keeps exactly k tokens. Among equal logits the lowest id comes first, so that `top_k=1`
     is greedy.
 
@@ -150,7 +151,7 @@ def _apply_edits(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
 
 
 def _masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
-    """`logits`, float32 [N, V], with -inf for what the masks do not allow: a copy if there are any."""
+    """`logits`, float32 [N, V], with -inf for what is not allowed: a copy if there are masks."""
     if masks is None:
         return logits
     bit = torch.arange(32, dtype=torch.int32, device=logits.device)

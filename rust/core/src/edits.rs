@@ -263,7 +263,7 @@ mod tests {
             ..params
         };
         let edits = new(&[1], &bare, &[2]).expect("min_tokens");
-        assert!(edits.num_edits(3) == 1 && edits.num_edits(4) == 0);
+        assert!(edits.num_edits(3) == 2 && edits.num_edits(4) == 0);
     }
 
     #[test]

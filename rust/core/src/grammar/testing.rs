@@ -10,7 +10,7 @@ pub(super) const END: u32 = 256;
 pub(super) const CALL: u32 = 257;
 
 /// Tokens of several bytes, from id 258 on.
-const WORDS: [&str; 12] = [
+pub(super) const WORDS: [&str; 12] = [
     "{\"", "\":", "\"}", "true", "false", "null", "12", "00000000", "\n    ", "    ", "name",
     "</think>",
 ];
@@ -19,6 +19,15 @@ const WORDS: [&str; 12] = [
 pub(super) fn word(text: &str) -> u32 {
     let at = WORDS.iter().position(|word| *word == text);
     258 + at.expect("a word of the vocabulary") as u32
+}
+
+/// What a token says; nothing for a special one.
+pub(super) fn bytes_of(token: u32) -> Vec<u8> {
+    match token {
+        0..256 => vec![token as u8],
+        258.. => WORDS[token as usize - 258].into(),
+        _ => Vec::new(),
+    }
 }
 
 pub(super) fn byte_compiler() -> GrammarCompiler {
