@@ -175,9 +175,9 @@ class Engine:
         and for structured outputs that cannot be compiled.
         """
         check_priority(priority)
-        grammar = params.structured_outputs
-        if isinstance(grammar, StructuredOutputsParams):
-            grammar = self.compile_grammar(grammar)
+        form = params.structured_outputs
+        if form is not None and not isinstance(form, CompiledGrammar):
+            form = self.compile_grammar(form)
         return self.core.submit(
             prompt_token_ids,
             {
@@ -203,8 +203,8 @@ class Engine:
                 "priority": priority,
                 "tenant": tenant,
                 "cache_salt": cache_salt,
-                "grammar": None if grammar is None else grammar.handle,
-                "grammar_after": [] if grammar is None else grammar.params.after_token_ids or [],
+                "grammar": None if form is None else form.handle,
+                "grammar_after": [] if form is None else form.after_token_ids or [],
                 "allowed_token_ids": params.allowed_token_ids,
                 "bad_words": self._spellings(params.bad_words or []),
             },

@@ -19,7 +19,7 @@ from .parameters import (
     strings,
     token_ids,
 )
-from .structured import CompiledGrammar, StructuredOutputsParams
+from .structured import StructuredOutputsParams
 
 __all__ = [
     "GREEDY_TEMPERATURE",
@@ -107,8 +107,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Only these token ids are generated, at least one; include what is to end the answer."""
     bad_words: list[str] | None = None
     """Texts that are not generated: no token is that would complete one's usual spelling."""
-    structured_outputs: StructuredOutputsParams | CompiledGrammar | None = None
-    """The form that the answer has; compiled already, or to be compiled when it is submitted."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the answer has; a `CompiledGrammar` is one that need not be compiled first."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -192,11 +192,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.bad_words is not None:
             self.bad_words = strings("bad_words", self.bad_words)
         structured = self.structured_outputs
-        if isinstance(structured, StructuredOutputsParams):
-            structured.validate()
-        elif structured is not None and not isinstance(structured, CompiledGrammar):
+        if structured is None:
+            return
+        if not isinstance(structured, StructuredOutputsParams):
             refuse("structured_outputs", "a StructuredOutputsParams", structured)
-        if structured is not None and self.allowed_token_ids is not None:
+        structured.validate()
+        if self.allowed_token_ids is not None:
             limit = "left out where structured_outputs says what is allowed"
             refuse("allowed_token_ids", limit, self.allowed_token_ids)
 

@@ -10,10 +10,9 @@ import msgspec
 from .parameters import ParameterError, boolean, refuse, strings, text, token_ids
 
 if TYPE_CHECKING:
-    from ._core import CompiledGrammar as CoreGrammar
     from ._core import Engine as Core
 
-__all__ = ["CompiledGrammar", "StructuredOutputsParams", "compile_grammar"]
+__all__ = ["CompiledGrammar", "StructuredOutputsParams", "closed", "compile_grammar"]
 
 _PARAM = "structured_outputs"
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
@@ -62,6 +61,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             refuse(f"{_PARAM}.json", "a JSON schema as a string or a dict", self.json)
         if self.choice is not None:
             self.choice = strings(f"{_PARAM}.choice", self.choice)
+            if not self.choice:
+                refuse(f"{_PARAM}.choice", "a list of at least one string", self.choice)
         for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
             if value is not None:
@@ -95,7 +96,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         try:
             value = json.loads(schema) if isinstance(schema, str) else schema
             if self.disable_additional_properties:
-                value = _closed(value)
+                value = closed(value)
             return text(name, json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ParameterError):
@@ -104,17 +105,15 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise ParameterError(name, message) from None
 
 
-class CompiledGrammar:
-    """A form that an engine has compiled, for `SamplingParams.structured_outputs`.
+class CompiledGrammar(StructuredOutputsParams, kw_only=True):
+    """A form that an engine has compiled: what it was, and the grammar it became.
 
-    It is for the engine that compiled it, and for any number of its requests.
+    It stands wherever a `StructuredOutputsParams` does, for any number of requests to the engine
+    that compiled it, and costs them nothing.
     """
 
-    __slots__ = ("handle", "params")
-
-    def __init__(self, params: StructuredOutputsParams, handle: CoreGrammar) -> None:
-        self.params = params
-        self.handle = handle
+    handle: Any
+    """The core's grammar."""
 
 
 def compile_grammar(core: Core, params: StructuredOutputsParams) -> CompiledGrammar:
@@ -134,7 +133,8 @@ def compile_grammar(core: Core, params: StructuredOutputsParams) -> CompiledGram
         )
     except RequestError as error:
         raise ParameterError(_PARAM, f"{_PARAM}: {error}") from None
-    return CompiledGrammar(params, handle)
+    given = {name: getattr(params, name) for name in StructuredOutputsParams.__struct_fields__}
+    return CompiledGrammar(**given, handle=handle)
 
 
 # What in a schema maps names to schemas, and what holds values that are none.
@@ -142,18 +142,18 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "
 _VALUES = ("const", "enum", "default", "examples")
 
 
-def _closed(schema: Any) -> Any:
+def closed(schema: Any) -> Any:
     """A copy of a schema in which objects with `properties` have no others."""
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     copy: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            copy[key] = {name: _closed(inner) for name, inner in value.items()}
+            copy[key] = {name: closed(inner) for name, inner in value.items()}
         else:
-            copy[key] = value if key in _VALUES else _closed(value)
+            copy[key] = value if key in _VALUES else closed(value)
     if "properties" in copy:
         copy.setdefault("additionalProperties", False)
     return copy
