@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engines import make_llm
 from miniinfer import LLM, ParameterError, SamplingParams
 from miniinfer.parsing import TOOL_PARSERS
 from miniinfer.tool_grammar import tool_call_grammar
@@ -18,7 +19,7 @@ WEATHER = {
     "parameters": {
         "type": "object",
         "properties": {
-            "city": {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"},
+            "city": {"enum": ["Rome", "New York", "Łódź"]},
             "days": {"type": "integer", "minimum": 1, "maximum": 9},
             "unit": {"enum": ["C", "F"]},
             "hourly": {"type": "boolean"},
@@ -45,7 +46,9 @@ def objects(text: str, separator: str, key: str) -> list[tuple[str, Any]]:
 
 def read_hermes(text: str) -> list[tuple[str, Any]]:
     inner = re.sub(r"</tool_call>\n<tool_call>", ",", text)
-    return objects(inner.removeprefix("<tool_call>").removesuffix("</tool_call>"), "", "arguments")
+    return objects(
+        inner.removeprefix("<tool_call>").removesuffix("</tool_call>"), "\0", "arguments"
+    )
 
 
 def read_llama3_json(text: str) -> list[tuple[str, Any]]:
@@ -108,14 +111,14 @@ READERS = {
 }
 
 
-def obeys(name: str, arguments: dict[str, Any], pattern: bool = True) -> bool:
+def obeys(name: str, arguments: dict[str, Any]) -> bool:
     """Whether arguments are what the tool's schema says."""
     if name == "now":
         return arguments == {}
     return (
         name == "get_weather"
         and {"city", "days"} <= set(arguments) <= {"city", "days", "unit", "hourly"}
-        and (not pattern or re.fullmatch("[A-Z][a-z]{1,8}", arguments["city"]) is not None)
+        and arguments["city"] in ("Rome", "New York", "Łódź")
         and type(arguments["days"]) is int
         and 1 <= arguments["days"] <= 9
         and arguments.get("unit", "C") in ("C", "F")
@@ -124,54 +127,59 @@ def obeys(name: str, arguments: dict[str, Any], pattern: bool = True) -> bool:
 
 
 @pytest.fixture(scope="module")
-def builtin(builtin_gguf: Path) -> LLM:
-    return LLM(str(builtin_gguf), max_model_len=256, max_num_seqs=50, num_kv_blocks=2000, seed=13)
+def llm(tiny_model: Path) -> LLM:
+    """A random model over bytes: it writes whatever it is left to write."""
+    return make_llm(tiny_model, max_model_len=256, num_kv_blocks=1024)
 
 
-def texts(llm: LLM, count: int, tool_parser: str, max_tokens: int = 120, **options: Any) -> list:
-    """Whole answers of `count` choices that have this form."""
+def answers(llm: LLM, count: int, tool_parser: str, **options: Any) -> list[str]:
+    """Whole answers that call the tools."""
     form = tool_call_grammar(tool_parser, TOOLS, tokenizer=llm.llm_engine.tokenizer, **options)
     params = SamplingParams(
         n=count,
         temperature=1,
-        max_tokens=max_tokens,
+        seed=17,
+        max_tokens=None,
         skip_special_tokens=False,
         structured_outputs=form,
     )
-    (output,) = llm.generate("How is the weather in Rome?\n", params, use_tqdm=False)
-    return output.outputs
+    (output,) = llm.generate("Rome?\n", params, use_tqdm=False)
+    texts = [choice.text for choice in output.outputs if choice.finish_reason == "stop"]
+    assert texts
+    return texts
 
 
 def test_every_tool_parser_has_a_grammar_and_a_reader():
     assert set(READERS) == set(TOOL_PARSERS)
 
 
-def test_a_hundred_of_a_hundred_forced_calls_obey_their_schema(builtin):
-    choices = texts(builtin, 100, "hermes", parallel=False)
-    for choice in choices:
-        assert choice.finish_reason == "stop", choice.text
-        ((name, arguments),) = read_hermes(choice.text)
-        assert obeys(name, arguments), choice.text
+def test_a_hundred_of_a_hundred_forced_calls_obey_their_schema(builtin_gguf):
+    llm = LLM(str(builtin_gguf), max_model_len=128, max_num_seqs=100, num_kv_blocks=1000, seed=13)
+    texts = answers(llm, 100, "hermes", parallel=False)
+    assert len(texts) == 100
+    for text in texts:
+        ((name, arguments),) = read_hermes(text)
+        assert obeys(name, arguments), text
 
 
-@pytest.mark.parametrize("tool_parser", [name for name in TOOL_PARSERS if name != "hermes"])
-def test_a_forced_call_is_found_by_the_reader_of_its_format(builtin, tool_parser):
-    named = texts(builtin, 3, tool_parser, choice="get_weather")
-    for choice in named:
-        if choice.finish_reason == "stop":
-            ((name, arguments),) = READERS[tool_parser](choice.text)
-            # Texts without quotes have no pattern.
-            assert name == "get_weather"
-            assert obeys(name, arguments, pattern=tool_parser != "qwen3_coder")
+@pytest.mark.parametrize("tool_parser", TOOL_PARSERS)
+def test_a_forced_call_is_found_by_the_reader_of_its_format(llm, tool_parser):
+    texts = answers(llm, 16, tool_parser, choice="get_weather")
+    # gpt-oss may reason first, and a random model does so for ever.
+    assert len(texts) == 16 or tool_parser == "gpt_oss"
+    for text in texts:
+        ((name, arguments),) = READERS[tool_parser](text)
+        assert name == "get_weather"
+        assert obeys(name, arguments)
 
 
-@pytest.mark.parametrize("tool_parser", ["hermes", "mistral", "pythonic"])
-def test_several_calls_are_one_after_the_other(builtin, tool_parser):
-    for choice in texts(builtin, 8, tool_parser, max_tokens=60):
-        if choice.finish_reason == "stop":
-            calls = READERS[tool_parser](choice.text)
-            assert calls
-            assert all(obeys(*call) for call in calls)
+@pytest.mark.parametrize("tool_parser", [name for name in TOOL_PARSERS if name != "gpt_oss"])
+def test_several_calls_are_one_after_the_other(llm, tool_parser):
+    found = [READERS[tool_parser](text) for text in answers(llm, 16, tool_parser)]
+    assert all(obeys(*call) for calls in found for call in calls)
+    assert all(found)
+    singles = answers(llm, 16, tool_parser, parallel=False)
+    assert all(len(READERS[tool_parser](text)) == 1 for text in singles)
 
 
 def test_tags_that_are_special_tokens_are_named_by_their_ids():
@@ -186,7 +194,7 @@ def test_tags_that_are_special_tokens_are_named_by_their_ids():
     assert '"[TOOL_CALLS]" " "? "["' in old
 
 
-def test_a_schema_may_refer_to_its_own_definitions(builtin):
+def test_a_schema_may_refer_to_its_own_definitions(llm):
     parameters = {
         "type": "object",
         "properties": {"at": {"$ref": "#/$defs/place"}},
@@ -195,8 +203,8 @@ def test_a_schema_may_refer_to_its_own_definitions(builtin):
     }
     tools = [{"name": "go", "parameters": parameters}]
     for tool_parser in TOOL_PARSERS:
-        form = tool_call_grammar(tool_parser, tools, tokenizer=builtin.llm_engine.tokenizer)
-        builtin.llm_engine.engine.compile_grammar(form)
+        form = tool_call_grammar(tool_parser, tools, tokenizer=llm.llm_engine.tokenizer)
+        llm.llm_engine.engine.compile_grammar(form)
 
 
 @pytest.mark.parametrize(

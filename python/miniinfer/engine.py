@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._core import Engine as Core
-from ._core import Submission
+from ._core import RequestError, Submission
 from .config import EngineArgs, available_memory
 from .generation_config import generation_defaults
 from .model.read_config import read_model_config
+from .parameters import ParameterError
 from .sampling_params import RequestOutputKind, SamplingParams, check_priority
 from .source import ModelSource, resolve_model
-from .structured import CompiledGrammar, StructuredOutputsParams, compile_grammar
+from .structured import CompiledGrammar, StructuredOutputsParams
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -158,7 +159,18 @@ class Engine:
         Takes milliseconds, and a good part of a second for the first one of a large vocabulary.
         Raises `ParameterError` for a form that cannot be used.
         """
-        return compile_grammar(self.core, params)
+        kind, texts = params.source()
+        try:
+            handle = self.core.compile_grammar(
+                kind,
+                texts,
+                compact=params.disable_any_whitespace,
+                whitespace_pattern=params.whitespace_pattern,
+            )
+        except RequestError as error:
+            message = f"structured_outputs: {error}"
+            raise ParameterError("structured_outputs", message) from None
+        return params.compiled(handle)
 
     def submit(
         self,

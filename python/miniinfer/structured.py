@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from .parameters import ParameterError, boolean, refuse, strings, text, token_ids
 
-if TYPE_CHECKING:
-    from ._core import Engine as Core
-
-__all__ = ["CompiledGrammar", "StructuredOutputsParams", "closed", "compile_grammar"]
+__all__ = ["CompiledGrammar", "StructuredOutputsParams", "closed"]
 
 _PARAM = "structured_outputs"
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
@@ -75,6 +72,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.after_token_ids is not None:
             token_ids(f"{_PARAM}.after_token_ids", self.after_token_ids)
 
+    def compiled(self, handle: Any) -> CompiledGrammar:
+        """This form with the grammar that an engine made of it."""
+        fields = {name: getattr(self, name) for name in StructuredOutputsParams.__struct_fields__}
+        return CompiledGrammar(**fields, handle=handle)
+
     def source(self) -> tuple[str, list[str]]:
         """The form as the core takes it: its kind and its texts."""
         if self.json is not None:
@@ -114,27 +116,6 @@ class CompiledGrammar(StructuredOutputsParams, kw_only=True):
 
     handle: Any
     """The core's grammar."""
-
-
-def compile_grammar(core: Core, params: StructuredOutputsParams) -> CompiledGrammar:
-    """Compile for one engine, or find it compiled. Takes milliseconds and releases the GIL.
-
-    Raises `ParameterError` for a form that cannot be used.
-    """
-    from ._core import RequestError
-
-    kind, texts = params.source()
-    try:
-        handle = core.compile_grammar(
-            kind,
-            texts,
-            compact=params.disable_any_whitespace,
-            whitespace_pattern=params.whitespace_pattern,
-        )
-    except RequestError as error:
-        raise ParameterError(_PARAM, f"{_PARAM}: {error}") from None
-    given = {name: getattr(params, name) for name in StructuredOutputsParams.__struct_fields__}
-    return CompiledGrammar(**given, handle=handle)
 
 
 # What in a schema maps names to schemas, and what holds values that are none.

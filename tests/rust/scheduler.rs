@@ -178,6 +178,7 @@ impl World {
             } else {
                 Vec::new()
             },
+            ..NewRequest::default()
         };
         request
             .validate(config.max_model_len, config.max_logprobs)

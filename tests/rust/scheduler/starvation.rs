@@ -39,7 +39,7 @@ fn request(prompt: Vec<u32>, output: u32, tenant: &str, priority: i32) -> NewReq
         n: 1,
         priority,
         tenant: tenant.into(),
-        extra_keys: Vec::new(),
+        ..NewRequest::default()
     }
 }
 

@@ -98,7 +98,7 @@ const SCHEMAS: [(&str, Judge); 8] = [
             "type": "array", "prefixItems": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/leaf"}],
             "minItems": 2, "items": false}"##,
         |v| {
-            let leaf = |v: &Value| *v == Value::from(1) || *v == Value::Bool(false);
+            let leaf = |v: &Value| v.as_i64() == Some(1) || v.as_bool() == Some(false);
             v.as_array()
                 .is_some_and(|a| a.len() == 2 && a.iter().all(leaf))
         },
@@ -192,14 +192,13 @@ fn v75_what_is_large_is_refused_or_compiled_and_never_fatal() {
         let start = "\"$ref\": \"#/$defs/a0\"";
         GrammarSource::JsonSchema(format!("{{\"$defs\": {{{steps}{last}}}, {start}}}"))
     };
-    let doubling: String = (0..40)
-        .map(|at| format!("R{at}: R{next} R{next}\n", next = at + 1))
-        .collect();
+    let rules = (0..40).map(|at| format!("R{at}: R{next} R{next}", next = at + 1));
+    let doubling = rules.collect::<Vec<_>>().join("\n");
     let compiler = byte_compiler();
     for source in [
         GrammarSource::Regex("(a{1,1000}){1,1000}".into()),
         GrammarSource::Regex("(a|b)*a(a|b){400}".into()),
-        GrammarSource::Lark(format!("{doubling}R40: \"a\"\nstart: R0\n")),
+        GrammarSource::Lark(format!("{doubling}\nR40: \"a\"\nstart: R0\n")),
         GrammarSource::Lark("start: start start | \"\" | \"b\"".into()),
         schema(r#"{"type": "string", "minLength": 1000000}"#),
         schema(r#"{"type": "array", "minItems": 100000000}"#),
@@ -432,4 +431,16 @@ fn workers_compute_what_they_are_given_and_go_when_dropped() {
     }
     let expected = allowed(&cursors[0]);
     assert!(cursors.iter().all(|cursor| allowed(cursor) == expected));
+}
+
+#[test]
+fn text_without_quotes_goes_on_to_the_tag_that_ends_it() {
+    let lark = r#"start: "<p>" value "\n</call>"
+value[suffix="</p>"]: /(?s:.*)/"#;
+    let cursor = Cursor::new(compiled(GrammarSource::Lark(lark.into())));
+    for token in ascii("<p>\"New\nYork\" <12> </q></p>\n</call>") {
+        assert!(allowed(&cursor).contains(&token));
+        cursor.advance(token);
+    }
+    assert_eq!(allowed(&cursor), [END]);
 }
