@@ -76,6 +76,7 @@ class TestNames:
     def test_they_are_these(self) -> None:
         assert sorted(miniinfer.__all__) == [
             "AsyncLLM",
+            "CompiledGrammar",
             "CompletionOutput",
             "EngineArgs",
             "EngineDeadError",
@@ -88,6 +89,7 @@ class TestNames:
             "RequestOutputKind",
             "SamplingParams",
             "Stream",
+            "StructuredOutputsParams",
             "__version__",
         ]
 

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from miniinfer.sampling import SamplingBatch, sample
+from miniinfer.sampling import SamplingBatch, TokenMasks, sample
 
 INF = float("inf")
 
@@ -363,3 +365,52 @@ def test_flags_set_for_nothing_change_nothing():
 def test_shapes_are_checked(logits, vocab_size, message):
     with pytest.raises(ValueError, match=message):
         sample(logits, make_batch(2), vocab_size)
+
+
+def make_masks(vocab_size, allowed):
+    """Masks of the rows that `allowed` names, each with the set of tokens that it may choose."""
+    bits = np.zeros((len(allowed), 32 * -(-vocab_size // 32)), dtype=np.uint8)
+    for row, tokens in enumerate(allowed.values()):
+        bits[row, list(tokens)] = 1
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return TokenMasks(torch.tensor(list(allowed), dtype=torch.int32), torch.from_numpy(words))
+
+
+@pytest.mark.parametrize("vocab_size", [5, 32, 33, 200])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [1, 3]], ids=["all", "some"])
+def test_a_masked_row_is_one_whose_other_logits_are_none(vocab_size, rows):
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(4, vocab_size + 7, generator=generator)
+    allowed = {row: {row, vocab_size - 1} for row in rows}
+    barred = logits.clone()
+    for row, tokens in allowed.items():
+        others = [token for token in range(vocab_size) if token not in tokens]
+        barred[row, others] = -torch.inf
+    columns = {"temperature": [0.0, 1.0, 1.0, 0.5], "uniform": [0.1, 0.7, 0.9, 0.4]}
+    columns["top_k"] = [0, 0, 3, 0]
+    plain = make_batch(4, num_logprobs=2, **columns)
+    given = logits.clone()
+    expected = sample(barred, plain, vocab_size)
+    output = sample(given, replace(plain, masks=make_masks(vocab_size, allowed)), vocab_size)
+    assert output.sampled.tolist() == expected.sampled.tolist()
+    assert all(int(output.sampled[row]) in tokens for row, tokens in allowed.items())
+    assert torch.equal(given, logits)
+    # Log probabilities are the model's own.
+    own = logits[:, :vocab_size].log_softmax(-1).gather(1, output.sampled.long().unsqueeze(1))
+    torch.testing.assert_close(output.logprob, own.squeeze(1))
+
+
+def test_a_mask_comes_after_the_edits():
+    logits = torch.zeros(2, 8)
+    edits = [(0, 3, 1.0, 9.0), (0, 4, 1.0, 1.0), (1, 3, 1.0, 9.0)]
+    batch = make_batch(2, edits, temperature=0.0)
+    batch = replace(batch, masks=make_masks(8, {0: {4, 5}}))
+    assert sample(logits, batch).sampled.tolist() == [4, 3]
+    assert logits.abs().max() == 0
+
+
+def test_a_masked_row_with_nothing_finite_among_the_allowed_is_reported():
+    logits = torch.zeros(2, 8)
+    logits[0, 2] = torch.nan
+    batch = replace(make_batch(2), masks=make_masks(8, {0: {2, 3}}))
+    assert sample(logits, batch).bad.tolist() == [True, False]

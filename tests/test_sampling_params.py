@@ -55,6 +55,9 @@ BAD_VALUES = {
         [5],
         "5",
     ],
+    "allowed_token_ids": [[], [-1], [True], [1.5], ["1"], 1, "1", {1}, [2**31]],
+    "bad_words": ["", "word", [""], [1], 1, [None], ["\ud800"], {"a": 1}],
+    "structured_outputs": [1, "json", {"json": {}}, True],
     "output_kind": [0, 1, "DELTA", None],
 }
 

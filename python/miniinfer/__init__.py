@@ -20,27 +20,32 @@ if TYPE_CHECKING:
     from .llm import LLM
     from .llm_engine import LLMEngine
     from .outputs import CompletionOutput, Logprob, RequestOutput
-    from .sampling_params import ParameterError, RequestOutputKind, SamplingParams
+    from .parameters import ParameterError
+    from .sampling_params import RequestOutputKind, SamplingParams
+    from .structured import CompiledGrammar, StructuredOutputsParams
 
 _HOMES = {
     "AsyncLLM": "async_llm",
+    "CompiledGrammar": "structured",
     "CompletionOutput": "outputs",
     "EngineArgs": "config",
     "EngineDeadError": "errors",
     "LLM": "llm",
     "LLMEngine": "llm_engine",
     "Logprob": "outputs",
-    "ParameterError": "sampling_params",
+    "ParameterError": "parameters",
     "RequestError": "errors",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
     "Stream": "async_llm",
+    "StructuredOutputsParams": "structured",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CompiledGrammar",
     "CompletionOutput",
     "EngineArgs",
     "EngineDeadError",
@@ -52,6 +57,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "Stream",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

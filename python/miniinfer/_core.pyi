@@ -11,6 +11,7 @@ from .parsing import Part
 __version__: str
 
 __all__ = [
+    "CompiledGrammar",
     "Delta",
     "Engine",
     "EngineDeadError",
@@ -67,6 +68,14 @@ class _SubmitParams(_ParserParams, total=False):
     priority: int
     tenant: str
     cache_salt: str | None
+    grammar: CompiledGrammar | None
+    grammar_after: list[int]
+    allowed_token_ids: list[int] | None
+    bad_words: list[list[int]]
+
+@final
+class CompiledGrammar:
+    """A grammar that an engine compiled, for any number of its requests."""
 
 @final
 class TokenLogprob:
@@ -181,6 +190,19 @@ class Engine:
         top_ids: npt.NDArray[np.int32],
         top_logprobs: npt.NDArray[np.float32],
     ) -> None: ...
+    def mask_words(self) -> int:
+        """Words of 32 bits in a mask: one bit for each id of the vocabulary."""
+    def fill_masks(
+        self, slot: int, rows: npt.NDArray[np.int32], bits: npt.NDArray[np.int32]
+    ) -> int: ...
+    def compile_grammar(
+        self,
+        kind: str,
+        texts: list[str],
+        *,
+        compact: bool = False,
+        whitespace_pattern: str | None = None,
+    ) -> CompiledGrammar: ...
     def fail_step(self, slot: int, reason: str) -> None: ...
     def fail(self, reason: str) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...

@@ -18,9 +18,11 @@ from .config import EngineArgs
 from .engine import Engine
 from .errors import EngineDeadError
 from .outputs import RequestOutput, RequestState
+from .parameters import ParameterError
 from .parsing import ParserSpec
 from .prompts import Prompt, encode_prompt
-from .sampling_params import ParameterError, SamplingParams
+from .sampling_params import SamplingParams
+from .structured import CompiledGrammar, StructuredOutputsParams
 
 __all__ = ["AsyncLLM", "Stream"]
 
@@ -147,7 +149,7 @@ class AsyncLLM:
             async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32)):
                 print(output.text)
 
-    All methods are for the thread of the event loop, except `stats`.
+    All methods are for the thread of the event loop, except `stats` and `compile_structured`.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -201,6 +203,14 @@ class AsyncLLM:
             logger.critical("the engine has stopped", exc_info=error)
         finally:
             core.fail(self._error or "it was closed")
+
+    def compile_structured(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Compile the form of answers, for `SamplingParams.structured_outputs`. From any thread.
+
+        `submit` compiles what is not compiled, in the thread of the event loop: call this in
+        another one first. Raises `ParameterError` for a form that cannot be used.
+        """
+        return self.engine.compile_grammar(params)
 
     def submit(
         self,

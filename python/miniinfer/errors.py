@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from .gguf_file import GGUFError
     from .model.errors import ModelLoadError
     from .model.kv_cache import KVCacheError
-    from .sampling_params import ParameterError
+    from .parameters import ParameterError
     from .source import ModelSourceError
     from .tokenizer import TokenizerError
 
 _HOMES = {
     "RequestError": "_core",
     "EngineDeadError": "_core",
-    "ParameterError": "sampling_params",
+    "ParameterError": "parameters",
     "ModelSourceError": "source",
     "ModelLoadError": "model.errors",
     "GGUFError": "gguf_file",

@@ -8,8 +8,9 @@ from ._core import Submission
 from .config import EngineArgs
 from .engine import Engine
 from .outputs import RequestOutput, RequestState
+from .parameters import ParameterError
 from .prompts import Prompt, encode_prompt
-from .sampling_params import ParameterError, SamplingParams
+from .sampling_params import SamplingParams
 
 __all__ = ["LLMEngine"]
 

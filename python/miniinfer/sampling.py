@@ -29,6 +29,16 @@ _WIDTHS = (64, 512, 8192)
 
 
 @dataclass(slots=True)
+class TokenMasks:
+    """The tokens that R of a step's rows may choose from."""
+
+    rows: Tensor
+    """int32 [R], ascending and distinct."""
+    bits: Tensor
+    """int32 [R, ceil(V / 32)]: bit b of word w is set if token 32 * w + b is allowed."""
+
+
+@dataclass(slots=True)
 class SamplingBatch:
     """The sampling parameters of the N rows of a step, and E sparse edits of their logits.
 
@@ -60,6 +70,8 @@ class SamplingBatch:
     """float32 [E]: then added; -inf bans the token."""
     num_logprobs: int
     """The most any row asked for; negative if no row wants log probabilities."""
+    masks: TokenMasks | None = None
+    """The rows that may not choose any token, or None if there are none."""
 
 
 @dataclass(slots=True)
@@ -88,10 +100,11 @@ class SampleOutput:
 def sample(logits: Tensor, batch: SamplingBatch, vocab_size: int | None = None) -> SampleOutput:
     """Choose one token per row of `logits`, float32 [N, V], by the parameters in `batch`.
 
-    The steps are vLLM's, in its order: edits, temperature, min_p, top_k, top_p. Every threshold is
-    relative to what the steps before it left, so `top_p` is a share of what `min_p` and `top_k`
-    keep. (transformers applies `min_p` last. The tokens that pass `min_p` are the same in both
-    orders, as it compares with the most likely token, but there `top_p` also counts the others.)
+    The steps are vLLM's, in its order: edits, masks, temperature, min_p, top_k, top_p. Every
+    threshold is relative to what the steps before it left, so `top_p` is a share of what `min_p`
+    and `top_k` keep. (transformers applies `min_p` last. The tokens that pass `min_p` are the same
+    in both orders, as it compares with the most likely token, but there `top_p` also counts the
+    others.)
     `top_k` keeps exactly k tokens. Among equal logits the lowest id comes first, so that `top_k=1`
     is greedy.
 
@@ -100,14 +113,15 @@ def sample(logits: Tensor, batch: SamplingBatch, vocab_size: int | None = None) 
     """
     _check(logits, batch, vocab_size)
     originals = _apply_edits(logits, batch)
-    rows = _Rows.of(logits[:, :vocab_size])
+    rows = _Rows.of(_masked(logits[:, :vocab_size], batch.masks))
     bad = ~(rows.peak < torch.inf)
     sampled = rows.best if batch.all_greedy else _draw(rows, batch)
     output = SampleOutput(sampled.masked_fill(bad, -1).int(), bad)
     if originals is not None:
         logits[batch.edit_sample.long(), batch.edit_token.long()] = originals
     if batch.num_logprobs >= 0:
-        model_rows = rows if originals is None else _Rows.of(logits[:, :vocab_size])
+        edited = originals is not None or batch.masks is not None
+        model_rows = _Rows.of(logits[:, :vocab_size]) if edited else rows
         found = _logprobs(model_rows, sampled, batch.num_logprobs)
         output.logprob, output.rank = found.logprob, found.rank
         output.top_ids, output.top_logprobs = found.top_ids, found.top_logprobs
@@ -136,6 +150,19 @@ def _apply_edits(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
     scaled = torch.where(originals > 0, originals / repetition, originals * repetition)
     logits[where] = scaled + batch.edit_bias
     return originals
+
+
+def _masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
+    """`logits`, float32 [N, V], with -inf for what is not allowed: a copy if there are masks."""
+    if masks is None:
+        return logits
+    bit = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = (masks.bits.unsqueeze(2) >> bit).bitwise_and_(1).bool().flatten(1)
+    allowed = allowed[:, : logits.shape[1]]
+    if len(masks.rows) == len(logits):
+        return torch.where(allowed, logits, -torch.inf)
+    rows = masks.rows.long()
+    return logits.index_copy(0, rows, torch.where(allowed, logits[rows], -torch.inf))
 
 
 @dataclass(slots=True)

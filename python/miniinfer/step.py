@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._core import Engine as Core
 from .model.batch import ForwardBatch
-from .sampling import SampleOutput, SamplingBatch
+from .sampling import SampleOutput, SamplingBatch, TokenMasks
 
 __all__ = ["StepBuffers", "StepHeader"]
 
@@ -34,6 +34,7 @@ class StepHeader:
     num_edits: int
     num_prompt_rows: int
     num_prompt_logprobs: int
+    num_masks: int
 
 
 class StepBuffers:
@@ -62,10 +63,11 @@ class StepBuffers:
         self._top_logprobs = self._tensors["top_logprobs"].view(num_samples, -1)
         self._no_edits = self._allocate_edits(0)
         self._edits = self._no_edits
+        self._masks = self._allocate_masks(0)
 
     def header(self) -> StepHeader:
         """The scalars of the step that was planned."""
-        return StepHeader(*self._host["header"][:11].tolist())
+        return StepHeader(*self._host["header"][:12].tolist())
 
     def forward_batch(self, header: StepHeader) -> ForwardBatch:
         """The planned step as the model takes it."""
@@ -105,6 +107,7 @@ class StepBuffers:
             edit_repetition=repetition,
             edit_bias=bias,
             num_logprobs=header.num_logprobs,
+            masks=self._token_masks(header.num_masks),
         )
 
     def prompt_rows(self, header: StepHeader) -> tuple[Tensor, Tensor]:
@@ -162,3 +165,18 @@ class StepBuffers:
         written = self._core.logit_edits(self.slot, *(edit.numpy() for edit in self._edits))
         sample, token, repetition, bias = (self._on_device(edit[:written]) for edit in self._edits)
         return sample, token, repetition, bias
+
+    def _allocate_masks(self, length: int) -> tuple[Tensor, Tensor]:
+        pinned = self._device.type == "cuda"
+        shapes = ((length,), (length, self._core.mask_words()))
+        rows, bits = (torch.zeros(s, dtype=torch.int32, pin_memory=pinned) for s in shapes)
+        return rows, bits
+
+    def _token_masks(self, count: int) -> TokenMasks | None:
+        if count == 0:
+            return None
+        if len(self._masks[0]) < count:
+            self._masks = self._allocate_masks(min(2 * count, len(self._host["sampled"])))
+        self._core.fill_masks(self.slot, *(part.numpy() for part in self._masks))
+        rows, bits = (self._on_device(part[:count]) for part in self._masks)
+        return TokenMasks(rows, bits)

@@ -210,6 +210,7 @@ impl World {
                 Vec::new()
             },
             num_prompt_logprobs: ask.prompt_logprobs,
+            ..NewRequest::default()
         };
         request
             .validate(config.max_model_len, config.max_logprobs)

@@ -33,6 +33,8 @@ pub mod header {
     pub const NUM_PROMPT_ROWS: usize = 9;
     /// Most logprobs any of them wants.
     pub const NUM_PROMPT_LOGPROBS: usize = 10;
+    /// Rows of logits that have a mask: what `fill_masks` writes.
+    pub const NUM_MASKS: usize = 11;
     /// Items of `header`.
     pub const LEN: usize = 16;
 }

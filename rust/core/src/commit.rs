@@ -5,6 +5,7 @@ use std::time::Instant;
 use crate::arrays::StepArrays;
 use crate::engine::{Engine, Planned};
 use crate::error::StepError;
+use crate::grammar::Verdict;
 use crate::queue::Kind;
 use crate::request::{State, StopKind};
 use crate::step::{EndReason, OutputEntry};
@@ -131,10 +132,19 @@ impl Engine {
         let request = self.table.get_mut(index);
         request.tokens.push(token);
         request.last_id = token;
+        let mut complete = false;
         if let Some(edits) = request.edits.as_deref_mut() {
             edits.count(token);
+            let output = &request.tokens[request.prompt_len as usize..];
+            match edits.accept(output, self.eos.contains(&token)) {
+                Ok(verdict) => complete = verdict == Verdict::Complete,
+                Err(reason) => return Fate::End(EndReason::Error(reason.into())),
+            }
         }
-        let stop = request.is_stop_token(token, &self.eos);
+        // A complete grammar ends the answer even where `ignore_eos` and `min_tokens` would not.
+        let stop = request
+            .is_stop_token(token, &self.eos)
+            .or(complete.then_some(StopKind::Eos));
         let full = request.tokens.len() as u32 >= request.max_len;
         self.output.tokens.push(token);
         if self.slots[slot].num_logprobs.is_some() {

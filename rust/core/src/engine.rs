@@ -12,6 +12,7 @@ use crate::block::{BlockId, BlockManager};
 use crate::config::EngineConfig;
 use crate::cost::StepCost;
 use crate::error::{ConfigError, StepError};
+use crate::grammar::MaskWorkers;
 use crate::queue::PrefillQueue;
 use crate::request::{Arrival, NewRequest, RequestId};
 use crate::stats::{Counters, Stats};
@@ -60,6 +61,8 @@ pub(crate) struct Slot {
     pub in_flight: bool,
     pub num_tokens: u32,
     pub num_logprobs: Option<u32>,
+    /// Rows of logits with a mask.
+    pub num_masks: usize,
     pub started: Option<Instant>,
 }
 
@@ -109,6 +112,7 @@ pub struct Engine {
     /// Cached blocks of the request that is being admitted.
     pub(crate) matched: Vec<BlockId>,
     pub(crate) output: StepOutput,
+    pub(crate) mask_workers: MaskWorkers,
 }
 
 impl Engine {
@@ -149,6 +153,7 @@ impl Engine {
             num_ended: 0,
             matched: Vec::new(),
             output: StepOutput::default(),
+            mask_workers: MaskWorkers::default(),
             config,
         })
     }

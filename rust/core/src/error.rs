@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::grammar::GrammarError;
+
 /// A configuration that cannot work.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ConfigError {
@@ -79,6 +81,9 @@ pub enum SubmitError {
         limit: String,
         value: String,
     },
+    /// A grammar that cannot be used.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// The engine is gone.
     #[error("the engine has stopped: {reason}")]
     EngineStopped { reason: String },

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::config::EngineConfig;
 use crate::engine::Command;
 use crate::error::SubmitError;
+use crate::grammar::{CompiledGrammar, GrammarCompiler, GrammarSpec};
 use crate::inbox::Inbox;
 use crate::output::{HubOpener, StreamGuard};
 use crate::pipeline::{StreamDelta, TextMessage};
@@ -17,6 +18,7 @@ pub struct Frontend {
     pub(crate) config: EngineConfig,
     pub(crate) vocab_size: u32,
     pub(crate) model: Arc<TextModel>,
+    pub(crate) grammars: GrammarCompiler,
     pub(crate) engine: Inbox<Command>,
     pub(crate) text: Inbox<TextMessage>,
     pub(crate) opener: HubOpener<StreamDelta>,
@@ -34,6 +36,12 @@ pub struct Submission {
 }
 
 impl Frontend {
+    /// Makes a grammar ready for requests, or finds it ready. Takes milliseconds, and the first time a good
+    /// part of a second for a large vocabulary: not for a thread that others wait for.
+    pub fn compile_grammar(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, SubmitError> {
+        Ok(self.grammars.compile(spec)?)
+    }
+
     /// Checks a request and sends it in. Nothing is queued if it is refused.
     pub fn submit(
         &self,
@@ -47,6 +55,7 @@ impl Frontend {
         }
         request.validate(self.config.max_model_len, self.config.max_logprobs)?;
         self.check_tokens(&request)?;
+        self.check_grammar(&request)?;
         spec.num_logprobs = request.sampling.num_logprobs;
         spec.min_tokens = request.sampling.min_tokens;
         let n = request.n;
@@ -94,6 +103,11 @@ impl Frontend {
         })
     }
 
+    /// Words of a mask: one bit for each id of the vocabulary, 32 to a word.
+    pub fn mask_words(&self) -> usize {
+        self.vocab_size.div_ceil(32) as usize
+    }
+
     fn gone(&self) -> SubmitError {
         let reason = self
             .stopped
@@ -103,6 +117,17 @@ impl Frontend {
         SubmitError::EngineStopped { reason }
     }
 
+    fn check_grammar(&self, request: &NewRequest) -> Result<(), SubmitError> {
+        match &request.limits.grammar {
+            Some(grammar) if !self.grammars.owns(grammar) => Err(SubmitError::Parameter {
+                name: "structured_outputs",
+                limit: "a grammar that this engine compiled".into(),
+                value: "another's".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn check_tokens(&self, request: &NewRequest) -> Result<(), SubmitError> {
         let vocab_size = self.vocab_size;
         if let Some(&token) = request.prompt.iter().find(|&&token| token >= vocab_size) {
@@ -110,12 +135,23 @@ impl Frontend {
         }
         let sampling = &request.sampling;
         let biased = sampling.logit_bias.iter().map(|(token, _)| token);
-        let lists: [(&'static str, Option<&u32>); 2] = [
-            ("stop_token_ids", sampling.stop_token_ids.iter().max()),
-            ("logit_bias", biased.max()),
+        let limits = &request.limits;
+        let allowed = limits.allowed_token_ids.iter().flatten();
+        let lists: [(&'static str, Option<u32>); 5] = [
+            (
+                "stop_token_ids",
+                sampling.stop_token_ids.iter().max().copied(),
+            ),
+            ("logit_bias", biased.max().copied()),
+            ("allowed_token_ids", allowed.max().copied()),
+            ("bad_words", limits.bad_words.ids().max()),
+            (
+                "structured_outputs",
+                limits.grammar_after.iter().max().copied(),
+            ),
         ];
         for (name, largest) in lists {
-            if let Some(value) = largest.filter(|&&token| token >= vocab_size) {
+            if let Some(value) = largest.filter(|&token| token >= vocab_size) {
                 let limit = format!("token ids below the vocabulary size of {vocab_size}");
                 return Err(SubmitError::Parameter {
                     name,

@@ -4,6 +4,7 @@
 //!
 //! * [`block`]: KV blocks, their reference counts, the prefix index.
 //! * [`inbox`]: how other threads reach the engine.
+//! * [`grammar`]: answers of a given form, as masks over the vocabulary.
 //! * [`output`]: what carries results to the reader: ring, hub, wake.
 //! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
 //! * [`parse`]: text to reasoning, content and tool calls.
@@ -15,6 +16,7 @@ pub mod block;
 pub mod config;
 pub mod error;
 pub mod frontend;
+pub mod grammar;
 pub mod inbox;
 pub mod noise;
 pub mod output;
@@ -35,6 +37,7 @@ mod cost;
 mod edits;
 mod engine;
 mod lifecycle;
+mod masks;
 mod queue;
 mod schedule;
 mod stack;

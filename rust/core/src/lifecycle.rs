@@ -20,11 +20,11 @@ impl Engine {
             [] => Arc::default(),
             keys => keys.into(),
         };
-        let edits = LogitEdits::new(&request.prompt, &request.sampling, &self.eos);
         let max_len = self.max_len(request);
         for choice in 0..n {
             let mut params = request.sampling.clone();
             params.seed = noise::choice_seed(params.seed, choice);
+            let edits = LogitEdits::new(&request.prompt, &params, &request.limits, &self.eos);
             let tenant = self.queue.join(&request.tenant);
             let mut tokens = Vec::with_capacity(self.capacity(request.prompt.len(), max_len));
             tokens.extend_from_slice(&request.prompt);
@@ -62,7 +62,7 @@ impl Engine {
                 synced: [0; 2],
                 max_len,
                 params,
-                edits: edits.clone(),
+                edits,
                 priority: request.priority,
                 tenant,
                 sequence,

@@ -8,6 +8,7 @@ use crate::block::{BlockId, ChainKey, ExtraKey};
 use crate::edits::LogitEdits;
 use crate::error::SubmitError;
 use crate::prompt_logprobs::PromptLogprobs;
+use crate::grammar::TokenLimits;
 
 /// Names a request for the whole life of the process; never reused, so a late message cannot hit a
 /// successor.
@@ -80,6 +81,8 @@ pub struct NewRequest {
     pub prompt: Vec<u32>,
     /// How to draw and when to stop.
     pub sampling: SamplingSpec,
+    /// What it may not, or may only, generate.
+    pub limits: TokenLimits,
     /// How many choices to generate from the prompt.
     pub n: u32,
     /// Lower runs first.
@@ -212,6 +215,11 @@ impl Request {
         self.tokens.len() as u32 - self.prompt_len
     }
 
+    /// The tokens that were generated.
+    pub fn output(&self) -> &[u32] {
+        &self.tokens[self.prompt_len as usize..]
+    }
+
     /// Brings `last_block` and `last_id` up to date with `table` and `tokens`, where one of the table's blocks
     /// is the last token's: without drafts that is its last one.
     pub fn note_last(&mut self) {
@@ -330,6 +338,22 @@ impl NewRequest {
             if !value.is_finite() {
                 return Err(parameter(name, "finite", value));
             }
+        }
+        if self
+            .limits
+            .allowed_token_ids
+            .as_ref()
+            .is_some_and(Vec::is_empty)
+        {
+            return Err(parameter(
+                "allowed_token_ids",
+                "at least 1 token id",
+                "none",
+            ));
+        }
+        if self.limits.allowed_token_ids.is_some() && self.limits.grammar.is_some() {
+            let limit = "left out where structured_outputs says what is allowed";
+            return Err(parameter("allowed_token_ids", limit, "both"));
         }
         if let Some((token, bias)) = s.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
             return Err(parameter(

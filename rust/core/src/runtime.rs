@@ -10,6 +10,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Command, Engine};
 use crate::error::{RuntimeError, StepError};
 use crate::frontend::Frontend;
+use crate::grammar::GrammarCompiler;
 use crate::inbox::{self, Inbox, Receiver};
 use crate::output::{self, HubConsumer, Wake};
 use crate::pipeline::{Pipeline, StallCounters, StallPolicy, StreamDelta, TextMessage};
@@ -76,6 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl Runtime {
     /// Starts everything but the engine's own loop, which is the caller's.
     pub fn new(spec: RuntimeSpec) -> Result<Self, RuntimeError> {
+        let eos = spec.eos.clone();
         let engine = Engine::new(spec.config.clone(), spec.eos)?;
         let (commands, receiver) = inbox::inbox();
         let (text, text_receiver) = inbox::inbox();
@@ -104,6 +106,7 @@ impl Runtime {
             frontend: Frontend {
                 config: spec.config,
                 vocab_size: spec.vocab_size,
+                grammars: GrammarCompiler::new(spec.model.clone(), spec.vocab_size, eos),
                 model: spec.model,
                 engine: commands,
                 text,

@@ -27,6 +27,7 @@ struct Writer<'a, 'b> {
     edits: usize,
     prompt_rows: usize,
     prompt_logprobs: usize,
+    masks: usize,
 }
 
 impl Engine {
@@ -50,6 +51,7 @@ impl Engine {
         state.in_flight = state.num_tokens > 0;
         let tokens = state.num_tokens;
         self.slots[slot] = state;
+        self.start_masks(slot);
         self.counters.steps += u64::from(tokens > 0);
         Ok(tokens)
     }
@@ -71,6 +73,7 @@ impl Engine {
             edits: 0,
             prompt_rows: 0,
             prompt_logprobs: 0,
+            masks: 0,
         };
         arrays.query_start[0].set(0);
         let drafting = self.config.max_draft_tokens > 0;
@@ -111,6 +114,7 @@ impl Engine {
         writer.finish(num_decodes);
         state.num_tokens = writer.tokens as u32;
         state.num_logprobs = writer.num_logprobs;
+        state.num_masks = writer.masks;
     }
 
     /// Writes the logit edits of a planned step: which sample, which token, and the factor and bias of
@@ -136,7 +140,8 @@ impl Engine {
                 continue;
             };
             for row in 0..planned.samples {
-                for edit in edits.iter(request.num_output() + row) {
+                // Requests with edits have no drafts: there is one row.
+                for edit in edits.iter(request.output()) {
                     if at == room {
                         let needed = at + 1;
                         return Err(StepError::ArrayLength {
@@ -292,6 +297,7 @@ impl Writer<'_, '_> {
         self.num_logprobs = self.num_logprobs.max(params.num_logprobs);
         if let Some(edits) = request.edits.as_deref() {
             self.edits += edits.num_edits(request.num_output() + ahead as u32);
+            self.masks += usize::from(edits.is_masked());
         }
         self.samples += 1;
     }
@@ -312,6 +318,7 @@ impl Writer<'_, '_> {
             (header::NUM_EDITS, self.edits as i32),
             (header::NUM_PROMPT_ROWS, self.prompt_rows as i32),
             (header::NUM_PROMPT_LOGPROBS, self.prompt_logprobs as i32),
+            (header::NUM_MASKS, self.masks as i32),
         ];
         for (field, value) in fields {
             self.arrays.header[field].set(value);

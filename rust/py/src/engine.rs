@@ -21,6 +21,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::arrays::{SlotArrays, TYPES, cells};
 use crate::delta::Delta;
 use crate::error;
+use crate::grammar::{self, CompiledGrammar};
 use crate::params::SubmitParams;
 
 /// Scheduler, KV blocks, prefix cache, text pipeline and output channels of one model.
@@ -197,6 +198,49 @@ impl Engine {
         self.runtime
             .take_prompt_logprobs(slot, &rows)
             .map_err(|error| error::step(&error))
+    }
+
+    /// Writes a planned step's masks, waiting for those that are not ready; returns how many.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "arguments from Python are owned"
+    )]
+    fn fill_masks(
+        &self,
+        py: Python<'_>,
+        slot: usize,
+        rows: PyBuffer<i32>,
+        bits: PyBuffer<i32>,
+    ) -> PyResult<usize> {
+        let work = self.runtime.with_engine(|engine| engine.mask_work(slot));
+        let work = work.map_err(|error| error::step(&error))?;
+        py.detach(|| work.iter().for_each(|cursor| cursor.finish()));
+        let rows = cells(py, &rows, "rows")?;
+        let bits = cells(py, &bits, "bits")?;
+        self.runtime
+            .with_engine(|engine| engine.fill_masks(slot, rows, bits))
+            .map_err(|error| error::step(&error))
+    }
+
+    /// Words of 32 bits in a mask: one bit for each id of the vocabulary.
+    fn mask_words(&self) -> usize {
+        self.runtime.frontend().mask_words()
+    }
+
+    /// Makes a grammar ready for `submit`. From any thread, but not one that others wait for.
+    #[pyo3(signature = (kind, texts, *, compact=false, whitespace_pattern=None))]
+    fn compile_grammar(
+        &self,
+        py: Python<'_>,
+        kind: &str,
+        texts: Vec<String>,
+        compact: bool,
+        whitespace_pattern: Option<String>,
+    ) -> PyResult<CompiledGrammar> {
+        let spec = grammar::spec(kind, texts, compact, whitespace_pattern)?;
+        py.detach(|| self.runtime.frontend().compile_grammar(&spec))
+            .map(CompiledGrammar)
+            .map_err(|error| error::submit(py, &error))
     }
 
     /// Ends the requests of a planned step with an error; the others go on.

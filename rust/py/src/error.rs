@@ -42,6 +42,7 @@ pub fn submit(py: Python<'_>, error: &SubmitError) -> PyErr {
         SubmitError::EmptyPrompt | SubmitError::Vocabulary { .. } => "prompt",
         SubmitError::TooLong { .. } | SubmitError::PromptTooLong { .. } => "max_tokens",
         SubmitError::Parameter { name, .. } => name,
+        SubmitError::Grammar(_) => "structured_outputs",
         SubmitError::EngineStopped { .. } => return EngineDeadError::new_err(error.to_string()),
     };
     let refusal = RequestError::new_err(error.to_string());

@@ -4,6 +4,7 @@ mod arrays;
 mod delta;
 mod engine;
 mod error;
+mod grammar;
 mod params;
 mod parsing;
 
@@ -17,6 +18,8 @@ mod _core {
     use crate::engine::{Engine, Submission};
     #[pymodule_export]
     use crate::error::{EngineDeadError, RequestError};
+    #[pymodule_export]
+    use crate::grammar::CompiledGrammar;
     #[pymodule_export]
     use crate::parsing::parse;
 

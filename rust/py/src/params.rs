@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use miniinfer_core::block::ExtraKey;
+use miniinfer_core::grammar::{BadWords, TokenLimits};
 use miniinfer_core::error::SubmitError;
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::text::StreamSpec;
 use pyo3::prelude::*;
 
+use crate::grammar::CompiledGrammar;
 use crate::parsing::{TypeNames, parse_spec};
 
 /// What `submit` takes beside the prompt, as a dict of these names. All but `temperature` have defaults.
@@ -64,6 +66,13 @@ pub struct SubmitParams {
     #[pyo3(default)]
     cache_salt: Option<String>,
     #[pyo3(default)]
+    grammar: Option<Py<CompiledGrammar>>,
+    #[pyo3(default)]
+    grammar_after: Vec<u32>,
+    #[pyo3(default)]
+    allowed_token_ids: Option<Vec<u32>>,
+    #[pyo3(default)]
+    bad_words: Vec<Vec<u32>>,
     reasoning_parser: Option<String>,
     #[pyo3(default)]
     tool_parser: Option<String>,
@@ -98,9 +107,16 @@ impl SubmitParams {
             stop_token_ids: self.stop_token_ids,
             logit_bias: self.logit_bias,
         };
+        let limits = TokenLimits {
+            grammar: self.grammar.map(|grammar| grammar.get().0.clone()),
+            grammar_after: self.grammar_after,
+            allowed_token_ids: self.allowed_token_ids,
+            bad_words: BadWords::new(self.bad_words),
+        };
         let request = NewRequest {
             prompt,
             sampling,
+            limits,
             n: self.n,
             num_prompt_logprobs: self.prompt_logprobs,
             priority: self.priority,

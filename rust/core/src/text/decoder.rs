@@ -127,8 +127,13 @@ impl TextModel {
         (String::from_utf8_lossy(bytes).into_owned(), bytes.to_vec())
     }
 
-    /// The bytes that a token says by itself inside a text; none for an unknown id.
-    pub(super) fn token_bytes(&self, id: u32) -> &[u8] {
+    /// Whether each token has bytes of its own, whatever stands before it.
+    pub(crate) fn has_own_bytes(&self) -> bool {
+        matches!(self.join, Join::Bytes | Join::Text { .. })
+    }
+
+    /// The bytes of a token inside a text; none for an unknown id.
+    pub(crate) fn own_bytes(&self, id: u32) -> &[u8] {
         self.rest.bytes(id)
     }
 

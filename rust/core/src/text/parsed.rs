@@ -32,7 +32,7 @@ impl ParsedText {
     /// Notes a token that adds nothing to the text because it is special; it stands at byte `at`.
     pub(super) fn note(&mut self, model: &TextModel, id: u32, at: usize) {
         if model.is_special(id)
-            && let Some(marker) = self.spec.marker(model.token_bytes(id))
+            && let Some(marker) = self.spec.marker(model.own_bytes(id))
         {
             self.markers.push_back((at, marker));
         }
