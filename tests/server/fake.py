@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from miniinfer.chat_template import ChatTemplateError
 from miniinfer.parsing import Part
-from miniinfer.sampling_params import RequestOutputKind, SamplingParams
+from miniinfer.sampling_params import (
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 EOS = 257
 VOCAB_SIZE = 300
@@ -130,6 +135,8 @@ class FakeEngine:
         self.closed = False
         self.requests: list[Submitted] = []
         self.refuse: Exception | None = None
+        self.compiled: list[StructuredOutputsParams] = []
+        self.compile_error: Exception | None = None
         self.counters: dict[str, Any] = {"num_requests_running": 1, "finished_stop": 2}
 
     def submit(self, prompt_token_ids: list[int], params: SamplingParams, **options: Any) -> Any:
@@ -140,6 +147,13 @@ class FakeEngine:
         stream = FakeStream(self, options.get("request_id"), self.script(prompt_token_ids, params))
         self.requests.append(Submitted(prompt_token_ids, params, options, stream))
         return stream
+
+    def compile_structured(self, params: StructuredOutputsParams) -> object:
+        assert threading.current_thread() is not threading.main_thread()
+        if self.compile_error is not None:
+            raise self.compile_error
+        self.compiled.append(params)
+        return params
 
     def die(self, message: str = "CUDA error") -> None:
         self.is_healthy = False
@@ -194,6 +208,50 @@ def answer(
             for index in range(params.n)
         ]
     return steps
+
+
+def spoken(
+    params: SamplingParams, deltas: Sequence[Sequence[Part]], *, finish_reason: str = "stop"
+) -> list[Step]:
+    """Return the script of a parsed request whose choices all say these parts, delta by delta.
+
+    Each delta has one token, an exclamation mark. As `answer`, it gives the final output at once
+    where that is what the request asks for.
+    """
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        groups = [("!" * len(deltas), joined([part for delta in deltas for part in delta]))]
+    else:
+        groups = [("!", list(delta)) for delta in deltas]
+    steps: list[Step] = []
+    produced = 0
+    for position, (tokens, parts) in enumerate(groups):
+        produced += len(tokens)
+        last = position == len(groups) - 1
+        steps += [
+            FakeDelta(
+                "raw text",
+                index=index,
+                parts=parts,
+                token_ids=list(tokens.encode()),
+                logprobs=None if params.logprobs is None else [logprob(c, 0) for c in tokens],
+                finish_reason=finish_reason if last else None,
+                num_prompt_tokens=5,
+                num_output_tokens=produced,
+            )
+            for index in range(params.n)
+        ]
+    return steps
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts as the core gives them: text that continues the part before joins it."""
+    result: list[Any] = []
+    for part in parts:
+        if part[0] != "tool_call" and result and result[-1][:-1] == part[:-1]:
+            result[-1] = (*part[:-1], result[-1][-1] + part[-1])
+        else:
+            result.append(part)
+    return result
 
 
 def logprob(character: str, top: int) -> FakeLogprob:

@@ -52,7 +52,41 @@ def check_chat_chunks(events: list[dict[str, Any]], choices: int = 1) -> dict[in
                 assert delta == {}
                 finished.add(index)
             else:
-                assert delta["content"] or choice["logprobs"]
-                texts[index] += delta["content"]
+                assert delta.get("content") or choice["logprobs"] or "token_ids" in choice
+                texts[index] += delta.get("content", "")
     assert finished == set(texts) == set(range(choices))
     return texts
+
+
+def streamed_messages(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Add up the deltas of each choice as strict clients do, and return them as choices.
+
+    Asserts the form of tool calls: id, type and name come once, in the first delta of a call, and
+    every delta has the call's index.
+    """
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for chunk in event["choices"]:
+            delta = chunk["delta"]
+            choice = choices.setdefault(chunk["index"], {"content": "", "tool_calls": []})
+            assert choice.get("finish_reason") is None, "a chunk after the finish"
+            choice["finish_reason"] = chunk["finish_reason"]
+            choice["content"] += delta.get("content", "")
+            if "reasoning_content" in delta:
+                before = choice.setdefault("reasoning_content", "")
+                choice["reasoning_content"] = before + delta["reasoning_content"]
+            for call in delta.get("tool_calls", ()):
+                _add_call(choice["tool_calls"], call)
+    return choices
+
+
+def _add_call(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
+    if delta["index"] == len(calls):
+        assert set(delta) == {"index", "id", "type", "function"}
+        assert delta["function"]["arguments"] == ""
+        function = {"name": delta["function"]["name"], "arguments": ""}
+        calls.append({"id": delta["id"], "type": delta["type"], "function": function})
+        return
+    assert set(delta) == {"index", "function"}
+    assert set(delta["function"]) == {"arguments"}
+    calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]

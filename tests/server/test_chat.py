@@ -233,15 +233,28 @@ async def test_prompt_longer_than_the_context_is_an_http_error(client, engine, s
         ({"stream": False, "stream_options": {}}, "stream_options"),
         ({"stream": "yes"}, "stream"),
         ({"cache_salt": ""}, "cache_salt"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": "text"}, "response_format"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"bad_words": ["x"]}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"bad_words": [5]}, "bad_words"),
+        ({"allowed_token_ids": "x"}, "allowed_token_ids"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 65}, "truncate_prompt_tokens"),
+        ({"return_token_ids": 1}, "return_token_ids"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"echo": "yes"}, "echo"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": "a"}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"service_tier": 1}, "service_tier"),
+        ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "a"}}, "audio"),
+        ({"web_search_options": {"user_location": None}}, "web_search_options"),
+        ({"use_beam_search": True}, "use_beam_search"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
@@ -275,6 +288,9 @@ async def test_bad_parameters(client, engine, fields, param):
         {"seed": -1},
         {"user": "someone", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
         {"use_beam_search": False, "bad_words": []},
+        {"modalities": ["text"], "audio": None, "prediction": None},
+        {"store": True, "service_tier": "flex"},
+        {"truncate_prompt_tokens": 64},
     ],
 )
 async def test_accepted_parameters(client, fields):
@@ -299,6 +315,8 @@ async def test_parameters_reach_the_engine(client, engine):
         "logit_bias": {"5": 2},
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["no"],
     }
     async with client.post(URL, json=chat(**fields, priority=3, cache_salt="s", user="u")) as r:
         assert r.status == 200
@@ -385,6 +403,7 @@ async def test_template_options(start, engine):
         "add_generation_prompt": False,
         "continue_final_message": True,
         "chat_template": "T",
+        "tools": None,
     }
 
 
@@ -434,3 +453,16 @@ async def test_odd_client_ids_are_replaced(client, given):
     async with client.post(URL, json=chat(), headers={"X-Request-Id": given}) as response:
         assert response.status == 200
         assert response.headers["X-Request-Id"] not in ("", given)
+
+
+@pytest.mark.parametrize(("keep", "length"), [(5, 5), (-1, 64), (None, 0)])
+async def test_long_prompts_can_be_cut_at_their_start(client, engine, keep, length):
+    body = {"messages": [{"role": "user", "content": "x" * 100}], "truncate_prompt_tokens": keep}
+    if keep != 5:
+        # Nothing is left for the answer.
+        await refused(client, body, "messages", code="context_length_exceeded")
+        return
+    async with client.post(URL, json=body) as response:
+        assert response.status == 200
+        assert (await response.json())["usage"]["prompt_tokens"] == length
+    assert engine.requests[0].token_ids == [*b"xx", 0, 0, 0]

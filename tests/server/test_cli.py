@@ -70,6 +70,16 @@ def test_every_flag_has_help():
     assert all(action.help for action in all_actions)
 
 
+def test_the_help_of_parsers_names_them_all(capsys):
+    from miniinfer.parsing import REASONING_PARSERS, TOOL_PARSERS
+
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert ", ".join((*TOOL_PARSERS, "none")) in text
+    assert ", ".join((*REASONING_PARSERS, "none")) in text
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
@@ -113,6 +123,8 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["serve", "--dry-run", "--port", "70000"], "port"),
         (["serve", "--dry-run", "--shutdown-timeout", "-1"], "shutdown_timeout"),
         (["serve", "--dry-run", "--api-key", ""], "API key"),
+        (["serve", "--dry-run", "--tool-call-parser", "hermit"], "tool_call_parser"),
+        (["serve", "--dry-run", "--reasoning-parser", "x"], "reasoning_parser"),
         (["generate", "-p", ""], "prompt"),
         (["generate", "-p", "x", "--temperature", "-1"], "temperature"),
         (["generate", "-p", "x", "--stop", ""], "stop"),

@@ -24,6 +24,8 @@ from .fake import FakeEngine
         ({"stats_interval": float("nan")}, "stats_interval"),
         ({"api_keys": ("a", "")}, "API key"),
         ({"served_model_names": ("",)}, "model name"),
+        ({"tool_call_parser": "hermit"}, "tool_call_parser must be .*'hermes'.* got 'hermit'"),
+        ({"reasoning_parser": ""}, "reasoning_parser"),
     ],
 )
 def test_bad_settings(fields, named):

@@ -115,6 +115,21 @@ def _add_chat_options(parser: argparse.ArgumentParser) -> None:
         help="names that requests use for the model; default: the model's own",
     )
     group.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how the model writes tool calls: hermes, qwen3_coder, llama3_json, mistral, "
+        "pythonic, deepseek_v3, gpt_oss, none, or auto, which looks at the chat template and "
+        "falls back on hermes (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="how the model writes its reasoning: deepseek_r1, qwen3, gpt_oss, none to leave it "
+        "in the content, or auto, which looks at the chat template (default: %(default)s)",
+    )
+    group.add_argument(
         "--default-chat-template-kwargs",
         type=json_object,
         default={},
@@ -167,6 +182,8 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
             allowed_origins=tuple(arguments.allowed_origins),
             default_chat_template_kwargs=arguments.default_chat_template_kwargs,
             chat_template=arguments.chat_template,
+            tool_call_parser=arguments.tool_call_parser,
+            reasoning_parser=arguments.reasoning_parser,
             trust_request_chat_template=arguments.trust_request_chat_template,
             max_body_size=arguments.max_body_size,
             max_concurrent_requests=arguments.max_concurrent_requests,

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from miniinfer.parser_choice import prompt_opens_reasoning
+from miniinfer.parsing import ParserSpec
+from miniinfer.sampling_params import StructuredOutputsParams
+
+from .answer_form import answer_form, compile_form
 from .chat_parts import PartRules
 from .chat_prompt import tokenize_chat
+from .chat_tools import ToolPlan, plan_tools
 from .engine_api import Engine
 from .errors import invalid
 from .generation import Work
-from .params import check_logprobs, sampling_params, token_limit
+from .params import check_logprobs, sampling_params, token_limit, truncated
+from .parsers import Parsers
 from .protocol import ChatRequest
 from .refusals import refuse_unsupported_chat
 from .state import ServerState
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +34,8 @@ class PreparedChat:
     """How to read its answers; see `ChoiceParts`."""
     top_logprobs: int
     """Alternatives to each token that the request asked for."""
+    echo: str = ""
+    """What the content of each answer begins with."""
 
 
 async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) -> PreparedChat:
@@ -32,15 +44,19 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
     check_logprobs("top_logprobs", body.top_logprobs)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    parsers = state.parsers()
+    plan = plan_tools(body, parsers)
+    form, form_param = _form(body, plan)
     token_ids = await tokenize_chat(
         body.messages,
         body,
         config=state.config,
         tokenizer=engine.tokenizer,
         executor=state.executor,
-        extra_kwargs=effort,
+        tools=plan.definitions,
+        extra_kwargs=_effort_kwargs(body.reasoning_effort),
     )
+    token_ids = truncated(token_ids, body.truncate_prompt_tokens, engine.max_model_len)
     param, requested = "max_tokens", body.max_tokens
     if body.max_completion_tokens is not None:
         param, requested = "max_completion_tokens", body.max_completion_tokens
@@ -51,9 +67,70 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
         max_tokens=limit,
         vocab_size=engine.tokenizer.vocab_size,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        form=form,
     )
+    await compile_form(engine, state.executor, form, form_param)
+    parser = _parser(engine, parsers, plan, token_ids)
     return PreparedChat(
-        work=Work(token_ids=token_ids, params=params),
-        rules=PartRules(include_reasoning=body.include_reasoning is not False),
+        work=Work(token_ids=token_ids, params=params, parser=parser),
+        rules=PartRules(
+            parsed=parser is not None,
+            include_reasoning=body.include_reasoning is not False,
+            single_call=body.parallel_tool_calls is False,
+            named_call=plan.named,
+        ),
         top_logprobs=body.top_logprobs or 0,
+        echo=_echo(body),
     )
+
+
+def _form(body: ChatRequest, plan: ToolPlan) -> tuple[StructuredOutputsParams | None, str]:
+    """Return what the answer is held to, and the parameter that asks for it."""
+    form, param = answer_form(body)
+    if plan.grammar is not None:
+        # The answer will be calls alone, so there is no content to have a form.
+        return plan.grammar, "tools"
+    if form is not None and plan.parser is not None:
+        raise invalid(
+            param,
+            f"{param} would keep the model from calling its tools: "
+            "set tool_choice to 'none', 'required' or a function",
+        )
+    return form, param
+
+
+def _effort_kwargs(effort: str | None) -> dict[str, Any]:
+    """Return what tells the template how much to reason."""
+    if effort is None:
+        return {}
+    if effort not in _EFFORTS:
+        raise invalid(
+            "reasoning_effort", f"reasoning_effort must be one of {list(_EFFORTS)}, got {effort!r}"
+        )
+    if effort == "none":
+        # Templates that know no effort know this switch.
+        return {"reasoning_effort": effort, "enable_thinking": False}
+    return {"reasoning_effort": effort}
+
+
+def _parser(
+    engine: Engine, parsers: Parsers, plan: ToolPlan, token_ids: list[int]
+) -> ParserSpec | None:
+    """Return how answers are parsed; None if nothing is looked for."""
+    if parsers.reasoning is None and plan.parser is None:
+        return None
+    in_reasoning = parsers.reasoning is not None and prompt_opens_reasoning(
+        token_ids, parsers.reasoning, engine.tokenizer
+    )
+    return ParserSpec(reasoning=parsers.reasoning, tools=plan.parser, in_reasoning=in_reasoning)
+
+
+def _echo(body: ChatRequest) -> str:
+    """Return the text of the last message, if it is the assistant's and is to be repeated."""
+    last = body.messages[-1]
+    if not body.echo or last.role != "assistant" or last.content is None:
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "".join(part.text or "" for part in last.content)

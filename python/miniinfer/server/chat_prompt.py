@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET
 
-from miniinfer.chat_template import ChatTemplateError
+from miniinfer.chat_template import TEXT_PART_KEYS, ChatTemplateError
 
 from .config import ServerConfig
 from .engine_api import Tokenizer
@@ -48,6 +48,7 @@ async def tokenize_chat(
     config: ServerConfig,
     tokenizer: Tokenizer,
     executor: Executor,
+    tools: list[dict[str, Any]] | None = None,
     extra_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the ids of a conversation; raises `ApiError` 400 for one that cannot be rendered."""
@@ -65,6 +66,7 @@ async def tokenize_chat(
     def render() -> list[int]:
         return tokenizer.encode_chat(
             plain,
+            tools=tools,
             add_generation_prompt=not continues if generation_prompt is None else generation_prompt,
             continue_final_message=continues,
             chat_template=template,
@@ -92,7 +94,7 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 def _check_message(message: ChatMessage, name: str) -> None:
     if message.role not in ROLES:
         raise invalid("messages", f"{name}.role must be one of {list(ROLES)}, got {message.role!r}")
-    calls = message.tool_calls or None
+    calls = message.tool_calls or message.function_call or None
     if calls is not None and message.role != "assistant":
         raise invalid("messages", f"{name}.tool_calls is only for the assistant role")
     if message.content is None and not (message.role == "assistant" and calls):
@@ -105,16 +107,22 @@ def _check_message(message: ChatMessage, name: str) -> None:
 
 
 def _check_part(part: ContentPart, name: str) -> None:
-    if part.type != "text":
-        raise invalid("messages", f"{name}.type must be 'text', got {part.type!r}")
-    if part.text is UNSET:
-        raise invalid("messages", f"{name}.text is required")
+    key = TEXT_PART_KEYS.get(part.type)
+    if key is None:
+        raise invalid(
+            "messages", f"{name}.type must be one of {list(TEXT_PART_KEYS)}, got {part.type!r}"
+        )
+    if getattr(part, key) is UNSET:
+        raise invalid("messages", f"{name}.{key} is required")
 
 
 def _plain_message(message: ChatMessage) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(message)
+    legacy = plain.pop("function_call", None)
     if not plain.get("tool_calls"):
         plain.pop("tool_calls", None)
+        if legacy is not None:
+            plain["tool_calls"] = [{"type": "function", "function": legacy}]
     return plain
 
 
@@ -124,7 +132,7 @@ def _characters(messages: list[dict[str, Any]]) -> int:
     for message in messages:
         content = message["content"]
         if isinstance(content, list):
-            total += sum(len(part["text"]) for part in content)
+            total += sum(len(text) for part in content for text in part.values())
         elif content is not None:
             total += len(content)
         for call in message.get("tool_calls", ()):

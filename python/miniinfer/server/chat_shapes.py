@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .engine_api import TokenLogprob
-from .responses import Usage, finite
+from .responses import PromptLogprobs, Usage, finite
 
 
 class TopLogprob(msgspec.Struct):
@@ -80,6 +80,9 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -128,6 +131,9 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob] | None, top: int) -> ChatLogprobs | None:

@@ -11,21 +11,33 @@ from .responses import finite
 
 
 class LogprobWriter:
-    """Writes one choice's tokens, with offsets that run on from delta to delta."""
+    """Writes one choice's tokens, with offsets that run on from delta to delta.
+
+    An offset counts the characters that are complete before the token. The dictionary of
+    alternatives always holds the chosen token, so it may have one more than was asked for.
+    """
 
     def __init__(self, top: int) -> None:
         self._top = top
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, entries: Sequence[TokenLogprob] | None) -> CompletionLogprobs | None:
-        """Return the next tokens; None if the request asked for none.
+    def write_prompt(
+        self, first_token: str, first_is_text: bool, entries: Sequence[TokenLogprob | None]
+    ) -> CompletionLogprobs:
+        """Return the tokens of an echoed prompt.
 
-        An offset counts the characters that are complete before the token. The dictionary of
-        alternatives always holds the chosen token, so it may have one more than was asked for.
+        The first has no log probability, as nothing comes before it, so its text has to be given;
+        `first_is_text` is false for one that the echo leaves out, such as BOS.
         """
-        if entries is None:
-            return None
+        result = CompletionLogprobs([0], [None], [first_token], [None])
+        if first_is_text:
+            self._offset = len(first_token)
+        result.extend(self.write([entry for entry in entries if entry is not None]))
+        return result
+
+    def write(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
+        """Return the next tokens."""
         result = CompletionLogprobs([], [], [], [])
         for entry in entries:
             token = token_name(entry.text, entry.bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .responses import Usage
+from .responses import PromptLogprobs, Usage
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -37,6 +37,21 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+    def add(self, more: CompletionChoice) -> None:
+        """Take in what a chunk adds to this choice."""
+        self.text += more.text
+        if self.logprobs is None:
+            self.logprobs = more.logprobs
+        elif more.logprobs is not None:
+            self.logprobs.extend(more.logprobs)
+        self.finish_reason = more.finish_reason
+        self.stop_reason = more.stop_reason
+        if more.token_ids is not UNSET:
+            self.token_ids = (self.token_ids or []) + more.token_ids
+        self.prompt_token_ids = self.prompt_token_ids or more.prompt_token_ids
+        self.prompt_logprobs = self.prompt_logprobs or more.prompt_logprobs
 
 
 class Completion(msgspec.Struct, kw_only=True):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from miniinfer.parsing import REASONING_PARSERS, TOOL_PARSERS
+
 MAX_CHOICES = 1024
 """Most choices (prompts times n) one HTTP request may ask for."""
 
@@ -33,6 +35,10 @@ class ServerConfig:
     """Text of a template that replaces the model's own."""
     trust_request_chat_template: bool = False
     """Let requests bring a template; it is sandboxed, but one can loop forever."""
+    tool_call_parser: str = "auto"
+    """The format of the model's tool calls: a name of `TOOL_PARSERS`, auto or none."""
+    reasoning_parser: str = "auto"
+    """The format of the model's reasoning: a name of `REASONING_PARSERS`, auto or none."""
     max_body_size: int = 10 * 1024 * 1024
     max_concurrent_requests: int | None = None
     """More requests than this at once are refused with 503; None sets no limit."""
@@ -63,6 +69,13 @@ class ServerConfig:
             raise ValueError(
                 f"stalled_client_timeout must be above 0 seconds, got {self.stalled_client_timeout}"
             )
+        for name, known in (
+            ("tool_call_parser", TOOL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+        ):
+            value = getattr(self, name)
+            if value not in ("auto", "none", *known):
+                raise ValueError(f"{name} must be auto, none or one of {known}, got {value!r}")
         if any(not key for key in self.api_keys):
             raise ValueError("an API key must not be empty")
         if any(not name for name in self.served_model_names):

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from miniinfer.parsing import Part
-    from miniinfer.sampling_params import SamplingParams
+    from miniinfer.parsing import ParserSpec, Part
+    from miniinfer.sampling_params import SamplingParams, StructuredOutputsParams
 
 RawBytes: TypeAlias = bytes
 """`bytes` under a name that the member of the same name does not hide."""
@@ -70,7 +70,7 @@ class Delta(Protocol):
 
     @property
     def prompt_logprobs(self) -> Sequence[TokenLogprob | None] | None:
-        """One entry per prompt token, None for the first, in one delta, if asked for."""
+        """One entry per prompt token, None for the first; in one delta of the first choice."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -173,8 +173,12 @@ class Engine(Protocol):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str | None = None,
+        parser: ParserSpec | None = None,
     ) -> Stream:
         """Queue a request at once; ValueError if it can never run."""
+
+    def compile_structured(self, params: StructuredOutputsParams, /) -> object:
+        """Make a form ready to be submitted, from any thread; ValueError if it is malformed."""
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of the engine, by name."""

@@ -98,12 +98,13 @@ def engine_failure(engine: Engine, message: str | None) -> ApiError:
     return unavailable(engine.error or message or "the engine is dead", "engine_dead", retry=False)
 
 
-def from_value_error(error: ValueError) -> ApiError:
+def from_value_error(error: ValueError, param: str | None = None) -> ApiError:
     """Return the 400 for a refusal by the engine or the sampling parameters.
 
-    A `ParameterError` and a `RequestError` name the parameter in `param`.
+    A `ParameterError` and a `RequestError` name the parameter in `param`; `param` here is the name
+    that the request has for it, if that is another.
     """
-    return ApiError(400, str(error), param=getattr(error, "param", None))
+    return ApiError(400, str(error), param=param or getattr(error, "param", None))
 
 
 def from_http_exception(error: web.HTTPException, method: str, path: str) -> ApiError:

@@ -6,15 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
+from .completion_prepare import prepare_prompts
 from .engine_api import Delta
 from .envelope import origin_of
 from .errors import ApiError, invalid
-from .generation import Generation, Work
+from .generation import Generation
 from .json_body import read_body
-from .params import DEFAULT_COMPLETION_TOKENS, sampling_params, token_limit
-from .prompts import tokenize_prompts
 from .protocol import GenerateRequest
-from .refusals import refuse_unsupported
+from .refusals import unsupported
 from .responses import encode
 from .sse import event, respond_stream
 from .state import STATE
@@ -27,27 +26,15 @@ async def generate(request: web.Request) -> web.StreamResponse:
     engine = state.check_accepting()
     state.check_model(body.model)
     with state.track():
-        refuse_unsupported(body)
         if body.n not in (None, 1):
             raise invalid("n", f"n must be 1 on this route, got {body.n}")
-        prompts = await tokenize_prompts(body.prompt, engine.tokenizer, state.executor)
-        if len(prompts) != 1:
-            raise invalid("prompt", f"this route takes one prompt, got {len(prompts)}")
-        limit = token_limit(
-            len(prompts[0]),
-            engine.max_model_len,
-            requested=body.max_tokens,
-            default=DEFAULT_COMPLETION_TOKENS,
-        )
-        params = sampling_params(
-            body,
-            engine.default_sampling_params,
-            max_tokens=limit,
-            vocab_size=engine.tokenizer.vocab_size,
-        )
-        work = Work(token_ids=prompts[0], params=params)
+        if body.prompt_logprobs is not None:
+            raise unsupported("prompt_logprobs", "/v1/completions has it")
+        work = await prepare_prompts(state, engine, body)
+        if len(work) != 1:
+            raise invalid("prompt", f"this route takes one prompt, got {len(work)}")
         origin = origin_of(request, body, "gen")
-        generation = Generation(engine, state.metrics, [work], origin)
+        generation = Generation(engine, state.metrics, work, origin)
         writer = GenerateWriter(origin.request_id, generation, body)
         if body.stream:
             return await respond_stream(request, generation, writer)
@@ -62,6 +49,7 @@ class GenerateWriter:
         self._request_id = request_id
         self._generation = generation
         self._stop_token_ids = frozenset(body.stop_token_ids or ())
+        self._with_token_ids = bool(body.return_token_ids)
 
     def start(self) -> bytes:
         """Return nothing: this stream has no preamble."""
@@ -70,7 +58,10 @@ class GenerateWriter:
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return a text event if there is any, and the last event if the request is over."""
         events = b""
-        if delta.text:
+        if self._with_token_ids and delta.token_ids:
+            token_ids = list(delta.token_ids)
+            events = self._event(text=delta.text, token_ids=token_ids, finished=False)
+        elif delta.text:
             events = self._event(text=delta.text, finished=False)
         if delta.finish_reason is not None:
             events += self._event(text="", finished=True, stop_reason=self._stop_reason(delta))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from miniinfer.parsing import ParserSpec, Part
+from miniinfer.parsing import ParserSpec
 from miniinfer.sampling_params import SamplingParams
 
 from .config import MAX_CHOICES
-from .engine_api import Delta, Engine, Stream, TokenLogprob
+from .engine_api import Delta, Engine, Stream
 from .errors import ApiError, engine_failure, from_value_error, internal, invalid, unavailable
 from .metrics import Metrics
 from .responses import PromptTokensDetails, Usage
@@ -79,7 +79,7 @@ class Generation:
         self._work = work
         self._origin = origin
         self.choices_per_prompt = work[0].params.n
-        self.num_choices = _count_choices(work)
+        self.num_choices = count_choices(work)
         self._streams: list[Stream] = []
         self._queue: asyncio.Queue[tuple[int, Delta | Exception]] | None = None
         self._pumps: list[asyncio.Task[None]] = []
@@ -136,7 +136,7 @@ class Generation:
 
     def usage(self) -> Usage:
         """Return the tokens so far; a prompt counts once, however many choices it has."""
-        return _usage(self._work, sum(self._output_tokens), sum(self._cached_tokens))
+        return count_usage(self._work, sum(self._output_tokens), sum(self._cached_tokens))
 
     def _submit_all(self) -> None:
         for position, work in enumerate(self._work):
@@ -151,6 +151,7 @@ class Generation:
                     priority=self._origin.priority,
                     tenant=self._origin.tenant,
                     cache_salt=self._origin.cache_salt,
+                    parser=work.parser,
                 )
             except ValueError as error:
                 raise from_value_error(error) from error
@@ -201,65 +202,16 @@ class Generation:
                 self._metrics.prompt_tokens.observe(len(work.token_ids))
 
 
-@dataclass(frozen=True, slots=True)
-class _EchoDelta:
-    """The end of a choice that generates nothing."""
-
-    index: int
-    num_prompt_tokens: int
-    text: str = ""
-    parts: Sequence[Part] = ()
-    token_ids: Sequence[int] = ()
-    logprobs: Sequence[TokenLogprob] | None = None
-    prompt_logprobs: None = None
-    finish_reason: str | None = "length"
-    stop_reason: int | str | None = None
-    error: str | None = None
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-
-
-class EchoOnly:
-    """The source of a request for zero tokens: every choice is over at once."""
-
-    def __init__(self, work: Sequence[Work]) -> None:
-        self._work = work
-        self.num_choices = _count_choices(work)
-        self._indices = iter(range(self.num_choices))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, Delta]:
-        for index in self._indices:
-            position, choice = divmod(index, self._work[0].params.n)
-            return index, _EchoDelta(choice, len(self._work[position].token_ids))
-        raise StopAsyncIteration
-
-    def usage(self) -> Usage:
-        """Return the prompt's tokens."""
-        return _usage(self._work, 0, 0)
-
-
-def _count_choices(work: Sequence[Work]) -> int:
+def count_choices(work: Sequence[Work]) -> int:
+    """Return the choices of a request; raises `ApiError` 400 for too many."""
     choices = sum(item.params.n for item in work)
     if choices > MAX_CHOICES:
         raise invalid("n", f"a request may ask for {MAX_CHOICES} choices, got {choices}")
     return choices
 
 
-def _usage(work: Sequence[Work], output_tokens: int, cached_tokens: int) -> Usage:
+def count_usage(work: Sequence[Work], output_tokens: int, cached_tokens: int) -> Usage:
+    """Return the usage of a request; a prompt counts once, however many choices it has."""
     prompt_tokens = sum(len(item.token_ids) for item in work)
     return Usage(
         prompt_tokens=prompt_tokens,

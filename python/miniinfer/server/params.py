@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from miniinfer.sampling_params import RequestOutputKind, SamplingParams
+from miniinfer.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from .config import MAX_N
 from .errors import ApiError, from_value_error, invalid
@@ -31,6 +31,8 @@ _FIELDS = (
     "min_tokens",
     "ignore_eos",
     "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
     "skip_special_tokens",
 )
 
@@ -42,9 +44,16 @@ def sampling_params(
     max_tokens: int,
     vocab_size: int,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    form: StructuredOutputsParams | None = None,
+    stream: bool | None = None,
 ) -> SamplingParams:
-    """Return the request's parameters over the model's defaults; raises `ApiError` 400."""
+    """Return the request's parameters over the model's defaults; raises `ApiError` 400.
+
+    `stream` says whether there is a delta for each step; None leaves it to the body.
+    """
     check_n(body.n)
+    check_logprobs("prompt_logprobs", prompt_logprobs)
     if body.temperature is not None and not body.temperature <= MAX_TEMPERATURE:
         raise invalid(
             "temperature",
@@ -54,10 +63,16 @@ def sampling_params(
     for name in _FIELDS:
         if (value := getattr(body, name)) is not None:
             values[name] = value
-    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    deltas = body.stream if stream is None else stream
+    kind = RequestOutputKind.DELTA if deltas else RequestOutputKind.FINAL_ONLY
     try:
         params = SamplingParams(
-            **values, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind
+            **values,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured_outputs=form,
+            output_kind=kind,
         )
         params.for_vocab(vocab_size)
     except ValueError as error:
@@ -113,6 +128,22 @@ def token_limit(
     return left if default is None else min(default, left)
 
 
+def truncated(token_ids: list[int], keep: int | None, max_model_len: int) -> list[int]:
+    """Return the last `keep` ids of a prompt, all if None; -1 keeps what the context holds."""
+    if keep is None:
+        return token_ids
+    if keep != -1 and not 1 <= keep <= max_model_len:
+        raise invalid(
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens must be -1 or between 1 and the context length of "
+            f"{max_model_len} tokens (--max-model-len), got {keep}",
+        )
+    return token_ids[-(max_model_len if keep == -1 else keep) :]
+
+
 def _too_long(what: str, max_model_len: int, param: str) -> ApiError:
-    message = f"this model's maximum context length is {max_model_len} tokens, but {what}"
+    message = (
+        f"this model's maximum context length is {max_model_len} tokens (--max-model-len), "
+        f"but {what}"
+    )
     return invalid(param, message, "context_length_exceeded")

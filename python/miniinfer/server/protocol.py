@@ -24,7 +24,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
     name: str | None = None
     description: str | None = None
-    schema: dict[str, Any] | bool | None = None
+    schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
@@ -117,6 +117,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart] | None = None
     name: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType | None = UNSET
+    function_call: FunctionCall | UnsetType | None = UNSET
     tool_call_id: str | UnsetType = UNSET
     reasoning_content: str | UnsetType | None = UNSET
 

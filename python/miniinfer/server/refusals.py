@@ -6,12 +6,6 @@ from .errors import ApiError, invalid
 from .protocol import ChatRequest, GenerationRequest
 
 _REFUSED = {
-    "structured_outputs": "answers cannot be held to a form",
-    "prompt_logprobs": "prompts are not scored",
-    "allowed_token_ids": "use logit_bias",
-    "bad_words": "use logit_bias",
-    "truncate_prompt_tokens": "send a shorter prompt",
-    "return_token_ids": "send logprobs",
     "use_beam_search": "answers are sampled",
     "guided_json": "use structured_outputs.json",
     "guided_regex": "use structured_outputs.regex",
@@ -32,8 +26,6 @@ _REFUSED_IN_CHATS = {
 def refuse_unsupported(body: GenerationRequest) -> None:
     """Raise a 400 for a parameter that this server knows but does not offer."""
     _refuse(body, _REFUSED)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"its type is text, got {body.response_format.type!r}")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     if body.cache_salt == "":
@@ -44,8 +36,6 @@ def refuse_unsupported_chat(body: ChatRequest) -> None:
     """Raise a 400 as `refuse_unsupported` does, and for what only chats may ask."""
     refuse_unsupported(body)
     _refuse(body, _REFUSED_IN_CHATS)
-    if body.tool_choice != "none" and (body.tools or body.tool_choice not in (None, "auto")):
-        raise unsupported("tools" if body.tools else "tool_choice", "no tools are called")
     if body.modalities not in (None, [], ["text"]):
         raise unsupported("modalities", f"answers are text, got {body.modalities}")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from .engine_api import TokenLogprob
 
 MIN_LOGPROB = -9999.0
 """Stands for a probability of zero, which JSON cannot write as a logarithm."""
@@ -23,6 +27,39 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    """A token at a place of the prompt; rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt, itself and the likeliest, by token id; null for the first."""
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprob | None] | None, top: int
+) -> PromptLogprobs | UnsetType:
+    """Return a prompt's entries with at most `top` alternatives each, in vLLM's format."""
+    if entries is None:
+        return UNSET
+    return [None if entry is None else _prompt_logprob(entry, top) for entry in entries]
+
+
+def _prompt_logprob(entry: TokenLogprob, top: int) -> dict[str, PromptLogprob]:
+    table = {
+        str(token_id): PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=text)
+        for rank, (token_id, text, _, logprob) in enumerate(entry.top[:top], 1)
+    }
+    table.setdefault(
+        str(entry.token_id),
+        PromptLogprob(logprob=finite(entry.logprob), rank=entry.rank, decoded_token=entry.text),
+    )
+    return table
 
 
 def finite(logprob: float) -> float:

@@ -13,6 +13,7 @@ from .config import ServerConfig
 from .engine_api import Engine
 from .errors import ApiError, shutting_down, unavailable
 from .metrics import Metrics
+from .parsers import Parsers, choose_parsers
 
 _TOKENIZER_THREADS = 2
 
@@ -27,6 +28,7 @@ class ServerState:
         self.draining = False
         self.aborting = False
         self._engine = engine
+        self._parsers: Parsers | None = None
         self._active: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -124,6 +126,12 @@ class ServerState:
             return None
         task.uncancel()
         return shutting_down()
+
+    def parsers(self) -> Parsers:
+        """Return the formats of the model's answers; raises `ApiError` 503 without a model."""
+        if self._parsers is None:
+            self._parsers = choose_parsers(self.config, self.engine().tokenizer)
+        return self._parsers
 
     def served_names(self) -> tuple[str, ...]:
         """Return the model names that requests may use, the main one first."""
