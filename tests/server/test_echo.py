@@ -28,8 +28,9 @@ def scored(engine):
     def script(ids, params):
         steps = answer(params, ["Hel", "lo"])
         if params.prompt_logprobs is not None:
-            for step in steps[: params.n]:
-                step.prompt_logprobs = scores(ids)
+            # As the engine does: with the first choice alone, and here after the others.
+            steps[0].prompt_logprobs = scores(ids) if len(ids) > 1 else None
+            steps[: params.n] = reversed(steps[: params.n])
         return steps
 
     engine.script = script
@@ -84,6 +85,18 @@ async def test_scoring_alone_counts_no_answer(client, scored):
     assert [request.params.max_tokens for request in scored.requests] == [1, 1]
     assert all(request.stream.cancelled for request in scored.requests)
     await both(client, **fields)
+
+
+async def test_every_choice_begins_with_its_prompt(client, scored):
+    fields = {"prompt": ["ab", "c"], "echo": True, "logprobs": 0, "prompt_logprobs": 0, "n": 3}
+    choices = await both(client, **fields)
+    assert len(choices) == 6
+    for choice in choices[:3]:
+        assert choice["logprobs"]["tokens"] == list("abHello")
+        assert set(choice["prompt_logprobs"][1]) == {"98"}
+    for choice in choices[3:]:
+        assert choice["logprobs"]["token_logprobs"] == [None, *([-0.5] * 5)]
+        assert choice["prompt_logprobs"] == [None]
 
 
 async def test_bos_has_a_name_but_no_place_in_the_text(client, scored):

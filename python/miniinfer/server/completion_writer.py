@@ -13,6 +13,7 @@ from .engine_api import Delta
 from .envelope import SYSTEM_FINGERPRINT, Envelope
 from .errors import ApiError
 from .generation import DeltaSource
+from .prompt_scores import PromptScores
 from .protocol import CompletionRequest
 from .responses import Usage, encode, prompt_logprobs
 from .sse import event
@@ -53,13 +54,14 @@ class CompletionWriter:
         self._logprobs = [LogprobWriter(body.logprobs or 0) for _ in self._echoes]
         self._usage = StreamUsage(source, body.stream_options)
         self._unopened = set(range(source.num_choices))
+        self._scores = None if prompt_alternatives(body) is None else PromptScores(per_prompt)
 
     def start(self) -> bytes:
         """Return nothing: what comes first may need the first delta."""
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """Return the chunks of one delta."""
+        """Return the chunks of one delta, or of those that have waited for it."""
         return b"".join(self._chunk([choice]) for choice in self._choices(index, delta))
 
     def end(self) -> bytes:
@@ -78,15 +80,19 @@ class CompletionWriter:
         async with self._source as source:
             async for index, delta in source:
                 for choice in self._choices(index, delta):
-                    choices[index].add(choice)
+                    choices[choice.index].add(choice)
         return self._completion(choices, self._source.usage())
 
     def _choices(self, index: int, delta: Delta) -> list[CompletionChoice]:
-        """Return what a delta adds to its choice."""
+        """Return what a delta adds to its choice, or to those that have waited for it."""
+        ready = [(index, delta)] if self._scores is None else self._scores.take(index, delta)
+        return [choice for item in ready for choice in self._choices_of(*item)]
+
+    def _choices_of(self, index: int, delta: Delta) -> list[CompletionChoice]:
         choices = []
         if index in self._unopened:
             self._unopened.discard(index)
-            choices += self._opening(index, delta)
+            choices += self._opening(index)
         logprobs = self._logprobs[index].write(delta.logprobs) if delta.logprobs else None
         token_ids = list(delta.token_ids) if self._body.return_token_ids else UNSET
         if delta.text or logprobs or token_ids:
@@ -106,10 +112,10 @@ class CompletionWriter:
             )
         return choices
 
-    def _opening(self, index: int, delta: Delta) -> list[CompletionChoice]:
-        """Return what the request wants to see of a choice's prompt, with its first delta."""
+    def _opening(self, index: int) -> list[CompletionChoice]:
+        """Return what the request wants to see of a choice's prompt."""
         echo, body = self._echoes[index], self._body
-        scores = None if prompt_alternatives(body) is None else delta.prompt_logprobs
+        scores = None if self._scores is None else self._scores.of(index)
         logprobs: CompletionLogprobs | None = None
         if body.echo and body.logprobs is not None and scores is not None:
             writer = self._logprobs[index]
