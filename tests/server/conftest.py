@@ -9,8 +9,18 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from miniinfer.server.app import make_app
 from miniinfer.server.config import ServerConfig
+from miniinfer.server.runner import Runner
 
 from .fake import FakeEngine
+
+
+class Server(TestServer):
+    """Serves as `miniinfer serve` does."""
+
+    async def _make_runner(self, **options: Any) -> Runner:
+        options.pop("handler_cancellation", None)
+        return Runner(self.app, **options)
+
 
 Start = Callable[..., Awaitable[TestClient]]
 
@@ -27,7 +37,7 @@ async def start() -> AsyncIterator[Start]:
         else:
             future = engine
         app = make_app(future, ServerConfig(**{"stats_interval": 0, **fields}))
-        server = TestServer(app)
+        server = Server(app)
         await server.start_server()
         client = TestClient(server)
         clients.append(client)

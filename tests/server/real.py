@@ -13,6 +13,7 @@ from aiohttp import web
 from miniinfer import AsyncLLM, EngineArgs
 from miniinfer.server.app import make_app
 from miniinfer.server.config import ServerConfig
+from miniinfer.server.runner import Runner
 
 PATIENCE = 30.0
 """Seconds after which a wait is a hang, on however slow a machine."""
@@ -36,7 +37,7 @@ async def real_server(
     engine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     engine.set_result(llm)
     app = make_app(engine, ServerConfig(**({"stats_interval": 0} | fields)))
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = Runner(app, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

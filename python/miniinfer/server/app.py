@@ -24,9 +24,8 @@ def make_app(engine: asyncio.Future[Engine], config: ServerConfig) -> web.Applic
     """Return the application over an engine that is loaded or will be.
 
     Until `engine` is done, /health answers 503 "loading" and everything else 503. The
-    application closes the engine when it is cleaned up. Run it with `handler_cancellation=True`
-    (`web.AppRunner`, `web.run_app`), or a client that leaves before a whole answer is ready does
-    not end its request.
+    application closes the engine when it is cleaned up. Run it with `runner.Runner`: under
+    aiohttp's own, a client that leaves before a whole answer is ready does not end its request.
     """
     app = web.Application(
         logger=logger,

@@ -21,6 +21,7 @@ from .app import make_app
 from .banner import banner
 from .config import ServerConfig
 from .engine_api import Engine
+from .runner import Runner
 from .state import STATE, ServerState
 
 logger = logging.getLogger("miniinfer.server")
@@ -67,9 +68,8 @@ async def _serve(
     engine = asyncio.wrap_future(loading)
     app = make_app(engine, config)
     stop = _watch_signals()
-    runner = web.AppRunner(
+    runner = Runner(
         app,
-        handler_cancellation=True,
         access_log_class=AccessLogger,
         access_log=logging.getLogger("miniinfer.access") if config.access_log else None,
         shutdown_timeout=_ABORT_GRACE_SECONDS,
