@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from . import middleware, utility
-from .chat import chat_completions
-from .completions import completions
+from . import middleware
 from .config import ServerConfig
 from .engine_api import Engine
-from .generate import generate
+from .openapi import OPENAPI, OpenApi
+from .routes import ROUTES
 from .state import STATE, ServerState
 from .stats_log import log_stats
 
@@ -38,26 +37,10 @@ def make_app(engine: asyncio.Future[Engine], config: ServerConfig) -> web.Applic
         ],
     )
     app[STATE] = ServerState(engine, config)
+    app[OPENAPI] = OpenApi(ROUTES, keys=bool(config.api_keys))
     app.cleanup_ctx.append(_lifetime)
     app.on_response_prepare.append(middleware.add_headers)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
-            web.get("/v1/models", utility.list_models),
-            web.get("/v1/models/{id:.+}", utility.get_model),
-            web.post("/generate", generate),
-            web.post("/tokenize", utility.tokenize),
-            web.post("/detokenize", utility.detokenize),
-            web.post("/reset_prefix_cache", utility.reset_prefix_cache),
-            web.get("/health", utility.health),
-            web.get("/ping", utility.health),
-            web.get("/healthz", utility.health_details),
-            web.get("/version", utility.version),
-            web.get("/load", utility.load),
-            web.get("/metrics", utility.metrics),
-        ]
-    )
+    app.add_routes([route.definition() for route in ROUTES])
     return app
 
 

@@ -47,15 +47,7 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
     parsers = state.parsers()
     plan = plan_tools(body, parsers)
     form, form_param = _form(body, plan)
-    token_ids = await tokenize_chat(
-        body.messages,
-        body,
-        config=state.config,
-        tokenizer=engine.tokenizer,
-        executor=state.executor,
-        tools=plan.definitions,
-        extra_kwargs=_effort_kwargs(body.reasoning_effort),
-    )
+    token_ids = await chat_token_ids(state, engine, body, plan)
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, engine.max_model_len)
     param, requested = "max_tokens", body.max_tokens
     if body.max_completion_tokens is not None:
@@ -82,6 +74,23 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
         ),
         top_logprobs=body.top_logprobs or 0,
         echo=_echo(body),
+    )
+
+
+async def chat_token_ids(
+    state: ServerState, engine: Engine, body: ChatRequest, plan: ToolPlan | None = None
+) -> list[int]:
+    """Return the prompt of a chat; raises `ApiError` 400 if it cannot be rendered."""
+    if plan is None:
+        plan = plan_tools(body, state.parsers())
+    return await tokenize_chat(
+        body.messages,
+        body,
+        config=state.config,
+        tokenizer=engine.tokenizer,
+        executor=state.executor,
+        tools=plan.definitions,
+        extra_kwargs=_effort_kwargs(body.reasoning_effort),
     )
 
 

@@ -41,7 +41,7 @@ def plan_tools(body: ChatRequest, parsers: Parsers) -> ToolPlan:
     if choice == "none":
         # A model that does not see the tools does not try to call them.
         return ToolPlan()
-    definitions = [msgspec.to_builtins(tool) for tool in tools]
+    definitions = tool_definitions(tools)
     if choice == "auto":
         return ToolPlan(definitions=definitions, parser=parsers.tools)
     named = isinstance(choice, NamedToolChoice)
@@ -54,6 +54,11 @@ def plan_tools(body: ChatRequest, parsers: Parsers) -> ToolPlan:
     return ToolPlan(
         definitions=definitions, parser=parsers.forced_tools, grammar=grammar, named=named
     )
+
+
+def tool_definitions(tools: list[ToolDefinition]) -> list[dict[str, Any]]:
+    """Return tools as templates read them."""
+    return [msgspec.to_builtins(tool) for tool in tools]
 
 
 def _checked_choice(body: ChatRequest, names: list[str]) -> str | NamedToolChoice:

@@ -17,6 +17,21 @@ _MESSAGE_HEAD, _MESSAGE_TAIL = 1000, 400
 """Characters kept of a message that is longer, as it quotes something long."""
 
 
+class ErrorObject(msgspec.Struct):
+    """OpenAI's error object; `param` names a field of the body."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct):
+    """The body of every answer that is an error."""
+
+    error: ErrorObject
+
+
 class ApiError(Exception):
     """An answer that is an error: HTTP status, message and OpenAI's type, param and code."""
 
@@ -39,18 +54,13 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def fields(self) -> dict[str, str | None]:
+    def fields(self) -> ErrorObject:
         """Return OpenAI's error object."""
-        return {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        return ErrorObject(self.message, self.type, self.param, self.code)
 
     def body(self) -> bytes:
         """Return the JSON of the error object under its key `error`."""
-        return msgspec.json.encode({"error": self.fields()})
+        return msgspec.json.encode(ErrorAnswer(self.fields()))
 
     def response(self) -> web.Response:
         """Return the error as a whole HTTP answer."""

@@ -17,6 +17,7 @@ from .refusals import unsupported
 from .responses import encode
 from .sse import event, respond_stream
 from .state import STATE
+from .utility_shapes import GenerateAnswer, GenerateEvent
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -76,7 +77,7 @@ class GenerateWriter:
         reason = "cancelled" if error.code in ("aborted", "shutting_down") else "error"
         return self._event(text="", finished=True, stop_reason=reason, error=error.fields())
 
-    async def whole_answer(self) -> dict[str, Any]:
+    async def whole_answer(self) -> GenerateAnswer:
         """Run the request to its end and return all of it."""
         texts: list[str] = []
         token_ids: list[int] = []
@@ -87,17 +88,16 @@ class GenerateWriter:
                 token_ids += delta.token_ids
                 if delta.finish_reason is not None:
                     stop_reason = self._stop_reason(delta)
-        return {
-            "request_id": self._request_id,
-            "text": "".join(texts),
-            "token_ids": token_ids,
-            "finished": True,
-            "stop_reason": stop_reason,
-            "usage": self._generation.usage(),
-        }
+        return GenerateAnswer(
+            request_id=self._request_id,
+            text="".join(texts),
+            token_ids=token_ids,
+            stop_reason=stop_reason,
+            usage=self._generation.usage(),
+        )
 
     def _event(self, **fields: Any) -> bytes:
-        return event(encode({"request_id": self._request_id, **fields}))
+        return event(encode(GenerateEvent(request_id=self._request_id, **fields)))
 
     def _stop_reason(self, delta: Delta) -> str:
         if delta.finish_reason == "length":

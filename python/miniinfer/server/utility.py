@@ -11,6 +11,7 @@ from aiohttp import web
 from miniinfer import __version__
 
 from .chat_prompt import tokenize_chat
+from .chat_tools import tool_definitions
 from .engine_api import Tokenizer
 from .errors import RETRY_AFTER_SECONDS, ApiError, invalid
 from .json_body import read_body
@@ -19,6 +20,7 @@ from .prompts import check_token_ids, run_sized
 from .protocol import DetokenizeRequest, TokenizeRequest
 from .responses import encode
 from .state import STATE, ServerState
+from .utility_shapes import Health, HealthDetails, Load, Model, ModelList, Prompt, Tokens, Version
 
 _STARTED = int(time.time())
 
@@ -31,9 +33,7 @@ def json_response(answer: Any, status: int = 200) -> web.Response:
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models."""
     state = request.app[STATE]
-    return json_response(
-        {"object": "list", "data": [_model(state, name) for name in state.served_names()]}
-    )
+    return json_response(ModelList(data=[_model(state, name) for name in state.served_names()]))
 
 
 async def get_model(request: web.Request) -> web.Response:
@@ -42,17 +42,11 @@ async def get_model(request: web.Request) -> web.Response:
     return json_response(_model(state, state.check_model(request.match_info["id"])))
 
 
-def _model(state: ServerState, name: str) -> dict[str, Any]:
+def _model(state: ServerState, name: str) -> Model:
     engine = state.engine()
-    return {
-        "id": name,
-        "object": "model",
-        "created": _STARTED,
-        "owned_by": "miniinfer",
-        "root": engine.model_name,
-        "parent": None,
-        "max_model_len": engine.max_model_len,
-    }
+    return Model(
+        id=name, created=_STARTED, root=engine.model_name, max_model_len=engine.max_model_len
+    )
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -66,7 +60,12 @@ async def tokenize(request: web.Request) -> web.Response:
         raise invalid("prompt", "send either prompt or messages")
     if body.messages is not None:
         ids = await tokenize_chat(
-            body.messages, body, config=state.config, tokenizer=tokenizer, executor=state.executor
+            body.messages,
+            body,
+            config=state.config,
+            tokenizer=tokenizer,
+            executor=state.executor,
+            tools=tool_definitions(body.tools or []) or None,
         )
     else:
         ids = await _encode(state, tokenizer, body.prompt or "", body.add_special_tokens)
@@ -78,12 +77,7 @@ async def tokenize(request: web.Request) -> web.Response:
             lambda: [tokenizer.decode([token], False) for token in ids],
         )
     return json_response(
-        {
-            "count": len(ids),
-            "max_model_len": engine.max_model_len,
-            "tokens": ids,
-            "token_strs": pieces,
-        }
+        Tokens(count=len(ids), max_model_len=engine.max_model_len, tokens=ids, token_strs=pieces)
     )
 
 
@@ -106,42 +100,42 @@ async def detokenize(request: web.Request) -> web.Response:
         return tokenizer.decode(body.tokens, False)
 
     text = await run_sized(state.executor, len(body.tokens), decode)
-    return json_response({"prompt": text})
+    return json_response(Prompt(text))
 
 
 async def health(request: web.Request) -> web.Response:
     """GET /health and /ping: 200 while requests are taken, 503 with the reason otherwise."""
     state = request.app[STATE]
-    return _health_response(state, {"status": state.status})
+    return _health_response(Health(state.status))
 
 
 async def health_details(request: web.Request) -> web.Response:
     """GET /healthz: the health and the engine's counters."""
     state = request.app[STATE]
     engine = state.loaded_engine
-    answer: dict[str, Any] = {"status": state.status}
+    answer = HealthDetails(state.status)
     if engine is not None:
-        answer["stats"] = dict(engine.stats())
+        answer.stats = dict(engine.stats())
         if engine.error is not None:
-            answer["error"] = engine.error
-    return _health_response(state, answer)
+            answer.error = engine.error
+    return _health_response(answer)
 
 
-def _health_response(state: ServerState, answer: dict[str, Any]) -> web.Response:
-    response = json_response(answer, 200 if answer["status"] == "ok" else 503)
-    if answer["status"] == "loading":
+def _health_response(answer: Health | HealthDetails) -> web.Response:
+    response = json_response(answer, 200 if answer.status == "ok" else 503)
+    if answer.status == "loading":
         response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     return response
 
 
 async def version(request: web.Request) -> web.Response:
     """GET /version."""
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
 async def load(request: web.Request) -> web.Response:
     """GET /load: generating requests in flight."""
-    return json_response({"server_load": request.app[STATE].num_active})
+    return json_response(Load(request.app[STATE].num_active))
 
 
 async def metrics(request: web.Request) -> web.Response:
