@@ -11,9 +11,8 @@ from miniinfer.sampling_params import StructuredOutputsParams
 
 from .engine_api import Engine
 from .errors import from_value_error, invalid
+from .field_types import FORM_TYPES
 from .protocol import GenerationRequest, ResponseFormat
-
-_TYPES = ("text", "json_object", "json_schema")
 
 
 def answer_form(body: GenerationRequest) -> tuple[StructuredOutputsParams | None, str]:
@@ -42,10 +41,10 @@ def answer_form(body: GenerationRequest) -> tuple[StructuredOutputsParams | None
 
 
 def _by_response_format(given: ResponseFormat) -> StructuredOutputsParams | None:
-    if given.type not in _TYPES:
+    if given.type not in FORM_TYPES:
         raise invalid(
             "response_format",
-            f"response_format.type must be one of {list(_TYPES)}, got {given.type!r}",
+            f"response_format.type must be one of {list(FORM_TYPES)}, got {given.type!r}",
         )
     if given.type == "text":
         return None

@@ -15,14 +15,13 @@ from .chat_prompt import tokenize_chat
 from .chat_tools import ToolPlan, plan_tools
 from .engine_api import Engine
 from .errors import invalid
+from .field_types import EFFORTS
 from .generation import Work
 from .params import check_logprobs, sampling_params, token_limit, truncated
 from .parsers import Parsers
 from .protocol import ChatRequest
 from .refusals import refuse_unsupported_chat
 from .state import ServerState
-
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +112,9 @@ def _effort_kwargs(effort: str | None) -> dict[str, Any]:
     """Return what tells the template how much to reason."""
     if effort is None:
         return {}
-    if effort not in _EFFORTS:
+    if effort not in EFFORTS:
         raise invalid(
-            "reasoning_effort", f"reasoning_effort must be one of {list(_EFFORTS)}, got {effort!r}"
+            "reasoning_effort", f"reasoning_effort must be one of {list(EFFORTS)}, got {effort!r}"
         )
     if effort == "none":
         # Templates that know no effort know this switch.

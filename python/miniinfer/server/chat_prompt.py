@@ -14,10 +14,9 @@ from miniinfer.chat_template import TEXT_PART_KEYS, ChatTemplateError
 from .config import ServerConfig
 from .engine_api import Tokenizer
 from .errors import ApiError, invalid
+from .field_types import ROLES
 from .prompts import run_sized
 from .protocol import ChatMessage, ContentPart
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 _RESERVED_KWARGS = frozenset(
     (

@@ -12,11 +12,11 @@ from miniinfer.sampling_params import StructuredOutputsParams
 from miniinfer.tool_grammar import tool_call_grammar
 
 from .errors import from_value_error, invalid
+from .field_types import TOOL_CHOICES, TOOL_NAME
 from .parsers import Parsers
 from .protocol import ChatRequest, NamedToolChoice, ToolDefinition
 
-_CHOICES = ("none", "auto", "required")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME = re.compile(TOOL_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ def _checked_choice(body: ChatRequest, names: list[str]) -> str | NamedToolChoic
     if choice is None:
         return "auto" if names else "none"
     if isinstance(choice, str):
-        if choice not in _CHOICES:
-            expected = f"one of {list(_CHOICES)} or an object that names a function"
+        if choice not in TOOL_CHOICES:
+            expected = f"one of {list(TOOL_CHOICES)} or an object that names a function"
             raise invalid("tool_choice", f"tool_choice must be {expected}, got {choice!r}")
         if names:
             return choice

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from miniinfer.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from miniinfer.sampling_params import (
+    MAX_LOGPROBS,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 from .config import MAX_N
 from .errors import ApiError, from_value_error, invalid
+from .field_types import MAX_TEMPERATURE
 from .protocol import GenerationRequest
 
-MAX_TEMPERATURE = 2.0
-MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
 _FIELDS = (
@@ -88,8 +92,8 @@ def check_n(n: int | None) -> None:
 
 def check_logprobs(param: str, value: int | None) -> None:
     """Raise a 400 unless the number of alternatives is absent or between 0 and 20."""
-    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise invalid(param, f"{param} must be between 0 and {MAX_TOP_LOGPROBS}, got {value}")
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise invalid(param, f"{param} must be between 0 and {MAX_LOGPROBS}, got {value}")
 
 
 def token_limit(

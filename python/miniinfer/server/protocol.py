@@ -6,10 +6,42 @@ refused by `refusals`. Names follow OpenAI's API reference, and vLLM where OpenA
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
+
+from .field_types import (
+    Alternatives,
+    ChoiceCount,
+    Effort,
+    FormType,
+    FunctionType,
+    KeptTokens,
+    LogitBias,
+    MinP,
+    Modality,
+    NonEmpty,
+    PartType,
+    Penalty,
+    Priority,
+    Prompts,
+    Refused,
+    RepetitionPenalty,
+    Role,
+    Seed,
+    Temperature,
+    TokenCount,
+    TokenId,
+    TokenIds,
+    TokenLimit,
+    TokenLimitOrZero,
+    ToolChoiceName,
+    ToolName,
+    ToolParameters,
+    TopK,
+    TopP,
+)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -29,9 +61,9 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """What an answer must look like: type is text, json_object or json_schema."""
+    """What an answer must look like."""
 
-    type: str
+    type: FormType
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -51,46 +83,46 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    max_tokens: TokenLimit | None = None
+    n: ChoiceCount | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: NonEmpty | list[NonEmpty] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: TokenCount | None = None
     ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[NonEmpty] | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: Alternatives | None = None
+    truncate_prompt_tokens: KeptTokens | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int = 0
+    priority: Priority = 0
     user: str | None = None
-    cache_salt: str | None = None
+    cache_salt: NonEmpty | None = None
     request_id: str | None = None
     # Refused when set to anything but their neutral value: ignoring them would change the answer.
     use_beam_search: bool | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
     """One part of a message's content."""
 
-    type: str
+    type: PartType
     text: str | UnsetType = UNSET
     refusal: str | UnsetType = UNSET
 
@@ -107,13 +139,13 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
     function: FunctionCall
     id: str | UnsetType = UNSET
-    type: str = "function"
+    type: FunctionType = "function"
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
     """One message of a conversation."""
 
-    role: str
+    role: Role
     content: str | list[ContentPart] | None = None
     name: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType | None = UNSET
@@ -125,16 +157,16 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 class FunctionDefinition(msgspec.Struct, kw_only=True):
     """A function that the model may call; `parameters` is a JSON schema of an object."""
 
-    name: str
+    name: ToolName
     description: str | UnsetType | None = UNSET
-    parameters: dict[str, Any] | UnsetType | None = UNSET
+    parameters: ToolParameters | UnsetType | None = UNSET
     strict: bool | UnsetType | None = UNSET
 
 
 class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool that the model may use; type is function."""
+    """A tool that the model may use."""
 
-    type: str = "function"
+    type: FunctionType = "function"
     function: FunctionDefinition
 
 
@@ -145,47 +177,48 @@ class FunctionName(msgspec.Struct, kw_only=True):
 
 
 class NamedToolChoice(msgspec.Struct, kw_only=True):
-    """The one tool that must be called; type is function."""
+    """The one tool that must be called."""
 
-    type: str = "function"
+    type: FunctionType = "function"
     function: FunctionName
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Alternatives | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: ToolChoiceName | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     # Refused when set, like the last ones of `GenerationRequest`.
-    functions: Any = None
-    function_call: Any = None
-    prediction: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
+    functions: Refused = None
+    function_call: Refused = None
+    prediction: Refused = None
+    modalities: list[Modality] | None = None
+    audio: Refused = None
+    web_search_options: Refused = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Any = None
+    max_tokens: TokenLimitOrZero | None = None
+    prompt: Prompts
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Alternatives | None = None
     best_of: int | None = None
     suffix: str | None = None
 
@@ -193,7 +226,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 class GenerateRequest(GenerationRequest, kw_only=True):
     """POST /generate."""
 
-    prompt: Any = None
+    prompt: Prompts
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -214,5 +247,5 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
-    tokens: list[Any]
+    tokens: TokenIds
     model: str | None = None

@@ -47,5 +47,5 @@ def unsupported(param: str, instead: str) -> ApiError:
 
 def _refuse(body: GenerationRequest, refused: dict[str, str]) -> None:
     for name, instead in refused.items():
-        if getattr(body, name) not in (None, False, [], {}, "none"):
+        if getattr(body, name) not in (None, False, [], "none"):
             raise unsupported(name, instead)
