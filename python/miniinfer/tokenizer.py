@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .chat_template import ChatTemplate, ChatTemplateError
+from .token_bytes import longest_token
 from .tokenizer_parts import TokenizerError, TokenizerParts
 
 if TYPE_CHECKING:
@@ -144,6 +145,11 @@ class Tokenizer:
         """Ids that `decode` leaves out when it skips special tokens."""
         added = self._backend.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most bytes of text that a token can stand for; `None` where no number is known."""
+        return longest_token(self.json())
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of `token` as the vocabulary spells it, or `None`."""

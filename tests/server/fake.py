@@ -64,6 +64,7 @@ class FakeTokenizer:
     """One token per UTF-8 byte; 256 is BOS, 257 EOS."""
 
     vocab_size = VOCAB_SIZE
+    longest_token: int | None = None
     chat_template = "fake"
 
     def __init__(self, adds_bos: bool = False) -> None:
@@ -76,12 +77,15 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
-    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
         self.chats.append((messages, options))
         if any("refuse" in str(message["content"]) for message in messages):
             raise ChatTemplateError("the template refuses this")
         text = "".join(str(message["content"] or "") for message in messages)
-        return list(text.encode()) + [0] * (CHAT_FRAME * len(messages))
+        return text + "\0" * (CHAT_FRAME * len(messages))
+
+    def encode_rendered(self, prompt: str) -> list[int]:
+        return list(prompt.encode())
 
 
 class FakeStream:

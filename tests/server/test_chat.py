@@ -425,8 +425,8 @@ async def test_long_conversation_is_tokenised_off_the_loop(client, engine):
 
     engine.max_model_len = 10_000
     threads = []
-    encode = engine.tokenizer.encode_chat
-    engine.tokenizer.encode_chat = lambda *args, **options: (
+    encode = engine.tokenizer.encode_rendered
+    engine.tokenizer.encode_rendered = lambda *args, **options: (
         threads.append(threading.current_thread()),
         encode(*args, **options),
     )[1]
@@ -466,3 +466,19 @@ async def test_long_prompts_can_be_cut_at_their_start(client, engine, keep, leng
         assert response.status == 200
         assert (await response.json())["usage"]["prompt_tokens"] == length
     assert engine.requests[0].token_ids == [*b"xx", 0, 0, 0]
+
+
+@pytest.mark.parametrize("url", [URL, "/v1/completions", "/generate"])
+async def test_a_text_that_can_never_fit_is_not_tokenised(client, engine, url):
+    text = "é" * 1000
+    body = {"messages": [{"role": "user", "content": text}]} if url == URL else {"prompt": text}
+    engine.tokenizer.longest_token = 10
+    called = []
+    engine.tokenizer.encode = engine.tokenizer.encode_rendered = called.append
+    async with client.post(url, json=body) as response:
+        error = (await response.json())["error"]
+        assert response.status == 400
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == ("messages" if url == URL else "prompt")
+    assert all(n in error["message"] for n in ("64 tokens", "--max-model-len", "at least 20"))
+    assert not called

@@ -151,7 +151,7 @@ async def test_a_defect_is_a_500_that_tells_nothing(client, engine, caplog):
     def broken(*args, **options):
         raise RuntimeError("secret detail")
 
-    engine.tokenizer.encode_chat = broken
+    engine.tokenizer.apply_chat_template = broken
     async with client.post(CHAT, json=BODY) as response:
         error = await error_of(response, 500)
     assert "secret" not in error["message"]

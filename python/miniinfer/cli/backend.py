@@ -65,7 +65,9 @@ class LocalBackend:
 
     def chat(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> Generator[str]:
         """Yield the answer to a conversation."""
-        ids = self._engine.tokenizer.encode_chat(messages, chat_template=self._chat_template)
+        tokenizer = self._engine.tokenizer
+        prompt = tokenizer.apply_chat_template(messages, chat_template=self._chat_template)
+        ids = tokenizer.encode_rendered(prompt)
         return self._generate(ids, options)
 
     def complete(self, prompt: str, options: dict[str, Any]) -> Generator[str]:

@@ -90,6 +90,7 @@ async def chat_token_ids(
         executor=state.executor,
         tools=plan.definitions,
         extra_kwargs=_effort_kwargs(body.reasoning_effort),
+        max_tokens=None if body.truncate_prompt_tokens is not None else engine.max_model_len,
     )
 
 

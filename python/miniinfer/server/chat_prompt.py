@@ -15,7 +15,7 @@ from .config import ServerConfig
 from .engine_api import Tokenizer
 from .errors import ApiError, invalid
 from .field_types import ROLES
-from .prompts import run_sized
+from .prompts import check_text, run_sized
 from .protocol import ChatMessage, ContentPart
 
 _RESERVED_KWARGS = frozenset(
@@ -49,8 +49,12 @@ async def tokenize_chat(
     executor: Executor,
     tools: list[dict[str, Any]] | None = None,
     extra_kwargs: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
 ) -> list[int]:
-    """Return the ids of a conversation; raises `ApiError` 400 for one that cannot be rendered."""
+    """Return the ids of a conversation; raises `ApiError` 400 for one that cannot be rendered.
+
+    With `max_tokens` a prompt that is clearly longer is refused before it is tokenised.
+    """
     plain = plain_messages(messages)
     kwargs = _template_kwargs(options, config, extra_kwargs or {})
     continues = bool(options.continue_final_message)
@@ -62,8 +66,8 @@ async def tokenize_chat(
     generation_prompt = options.add_generation_prompt
     template = _template(options, config)
 
-    def render() -> list[int]:
-        return tokenizer.encode_chat(
+    def encode() -> list[int]:
+        text = tokenizer.apply_chat_template(
             plain,
             tools=tools,
             add_generation_prompt=not continues if generation_prompt is None else generation_prompt,
@@ -71,9 +75,11 @@ async def tokenize_chat(
             chat_template=template,
             **kwargs,
         )
+        check_text(text, tokenizer, max_tokens, "messages")
+        return tokenizer.encode_rendered(text)
 
     try:
-        ids = await run_sized(executor, _characters(plain), render)
+        ids = await run_sized(executor, _characters(plain), encode)
     except ChatTemplateError as error:
         raise invalid("messages", str(error), "chat_template_error") from error
     if not ids:

@@ -30,7 +30,13 @@ async def prepare_prompts(
     """
     refuse_unsupported(body)
     form, form_param = answer_form(body)
-    prompts = await tokenize_prompts(body.prompt, engine.tokenizer, state.executor)
+    may_cut = body.truncate_prompt_tokens is not None
+    prompts = await tokenize_prompts(
+        body.prompt,
+        engine.tokenizer,
+        state.executor,
+        max_tokens=None if may_cut else engine.max_model_len,
+    )
     by_limit: dict[int, SamplingParams] = {}
     work = []
     for whole in prompts:

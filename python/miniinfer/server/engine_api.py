@@ -123,7 +123,11 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids."""
 
-    def encode_chat(
+    @property
+    def longest_token(self) -> int | None:
+        """Most bytes of text that a token can stand for; None where no number is known."""
+
+    def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
         /,
@@ -133,8 +137,11 @@ class Tokenizer(Protocol):
         continue_final_message: bool = False,
         chat_template: str | None = None,
         **chat_template_kwargs: Any,
-    ) -> list[int]:
-        """Render the chat template and return its ids; raises `ChatTemplateError`."""
+    ) -> str:
+        """Render the chat template; raises `ChatTemplateError`."""
+
+    def encode_rendered(self, prompt: str) -> list[int]:
+        """Return the ids of a rendered chat."""
 
 
 class Engine(Protocol):

@@ -13,8 +13,9 @@ from miniinfer.sampling_params import (
 )
 
 from .config import MAX_N
-from .errors import ApiError, from_value_error, invalid
+from .errors import from_value_error, invalid
 from .field_types import MAX_TEMPERATURE
+from .prompts import too_long
 from .protocol import GenerationRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -115,7 +116,7 @@ def token_limit(
         raise invalid(param, f"{param} must be at least {least}, got {requested}")
     left = max_model_len - prompt_length
     if requested is not None and requested > left:
-        raise _too_long(
+        raise too_long(
             f"{prompt_length + requested} tokens are requested: {prompt_length} in the prompt "
             f"and {requested} for {param}",
             max_model_len,
@@ -124,7 +125,7 @@ def token_limit(
     if requested is not None:
         return requested
     if left < 1:
-        raise _too_long(
+        raise too_long(
             f"the prompt has {prompt_length} tokens, which leaves no room for an answer",
             max_model_len,
             "messages" if default is None else "prompt",
@@ -143,11 +144,3 @@ def truncated(token_ids: list[int], keep: int | None, max_model_len: int) -> lis
             f"{max_model_len} tokens (--max-model-len), got {keep}",
         )
     return token_ids[-(max_model_len if keep == -1 else keep) :]
-
-
-def _too_long(what: str, max_model_len: int, param: str) -> ApiError:
-    message = (
-        f"this model's maximum context length is {max_model_len} tokens (--max-model-len), "
-        f"but {what}"
-    )
-    return invalid(param, message, "context_length_exceeded")

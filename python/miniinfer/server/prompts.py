@@ -24,19 +24,48 @@ async def run_sized(executor: Executor, characters: int, function: Callable[[], 
     return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
+def check_text(text: str, tokenizer: Tokenizer, max_tokens: int | None, param: str) -> None:
+    """Raise a 400 for a text that has more tokens than `max_tokens`, however they fall.
+
+    Tokenising megabytes takes seconds, which a text that can never run need not cost.
+    """
+    if max_tokens is None or len(text) <= max_tokens:
+        return
+    longest = tokenizer.longest_token
+    if longest is None:
+        return
+    size = len(text.encode("utf-8", "replace"))
+    at_least = -(-size // longest)
+    if at_least > max_tokens:
+        raise too_long(
+            f"{size} bytes of text have at least {at_least} tokens, of {longest} bytes at most",
+            max_tokens,
+            param,
+        )
+
+
+def too_long(what: str, max_model_len: int, param: str) -> ApiError:
+    """Return the 400 of a request that the context cannot hold."""
+    message = (
+        f"this model's maximum context length is {max_model_len} tokens (--max-model-len), "
+        f"but {what}"
+    )
+    return invalid(param, message, "context_length_exceeded")
+
+
 async def tokenize_prompts(
-    prompt: Any, tokenizer: Tokenizer, executor: Executor
+    prompt: Any, tokenizer: Tokenizer, executor: Executor, max_tokens: int | None = None
 ) -> list[list[int]]:
     """Return the ids of each prompt of a completions body.
 
     Takes a string, a list of strings, a list of ids, or a list that mixes strings and lists of
-    ids. Raises `ApiError` 400 for anything else, for an empty prompt and for ids outside the
-    vocabulary.
+    ids. Raises `ApiError` 400 for anything else, for an empty prompt, for ids outside the
+    vocabulary, and for texts that clearly have more than `max_tokens`.
     """
     prompts = split_prompts(prompt)
     # Ids are looked at one by one, so they count too.
     return await run_sized(
-        executor, sum(map(len, prompts)), lambda: _encode_all(prompts, tokenizer)
+        executor, sum(map(len, prompts)), lambda: _encode_all(prompts, tokenizer, max_tokens)
     )
 
 
@@ -60,11 +89,14 @@ def split_prompts(prompt: Any) -> list[str | list[Any]]:
     return prompt
 
 
-def _encode_all(prompts: list[str | list[Any]], tokenizer: Tokenizer) -> list[list[int]]:
+def _encode_all(
+    prompts: list[str | list[Any]], tokenizer: Tokenizer, max_tokens: int | None
+) -> list[list[int]]:
     encoded = []
     for position, item in enumerate(prompts):
         name = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
         if isinstance(item, str):
+            check_text(item, tokenizer, max_tokens, "prompt")
             ids = tokenizer.encode(item)
         else:
             ids = item
