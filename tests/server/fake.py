@@ -10,11 +10,8 @@ from typing import Any
 
 from miniinfer.chat_template import ChatTemplateError
 from miniinfer.parsing import Part
-from miniinfer.sampling_params import (
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from miniinfer.sampling_params import RequestOutputKind, SamplingParams
+from miniinfer.structured import StructuredOutputsParams
 
 EOS = 257
 VOCAB_SIZE = 300

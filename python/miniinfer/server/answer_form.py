@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import msgspec
 
-from miniinfer.sampling_params import StructuredOutputsParams
+from miniinfer.structured import CompiledGrammar, StructuredOutputsParams
 
 from .engine_api import Engine
 from .errors import from_value_error, invalid
@@ -15,8 +16,30 @@ from .field_types import FORM_TYPES
 from .protocol import GenerationRequest, ResponseFormat
 
 
-def answer_form(body: GenerationRequest) -> tuple[StructuredOutputsParams | None, str]:
-    """Return the form, or None for free text, and the parameter that asks for it.
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """A form and the parameter of the request that asks for it."""
+
+    params: StructuredOutputsParams
+    param: str
+
+    def after(self, token_ids: list[int] | None) -> AnswerForm:
+        """Return the form as one that begins once these ids were generated; None: at once."""
+        return AnswerForm(
+            msgspec.structs.replace(self.params, after_token_ids=token_ids), self.param
+        )
+
+    async def compiled(self, engine: Engine, executor: Executor) -> CompiledGrammar:
+        """Make the form ready off the event loop, as that takes a while; raises `ApiError` 400."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(executor, engine.compile_structured, self.params)
+        except ValueError as error:
+            raise from_value_error(error, self.param) from error
+
+
+def answer_form(body: GenerationRequest) -> AnswerForm | None:
+    """Return the form that a body asks for, None for free text.
 
     Raises `ApiError` 400 for one that is incomplete, and for two at once.
     """
@@ -24,23 +47,20 @@ def answer_form(body: GenerationRequest) -> tuple[StructuredOutputsParams | None
     if body.response_format is not None:
         by_format = _by_response_format(body.response_format)
     if body.structured_outputs is None:
-        return by_format, "response_format"
+        return by_format
     if by_format is not None:
         raise invalid(
             "structured_outputs", "structured_outputs and response_format cannot both be given"
         )
-    try:
-        given = {
-            name: value
-            for name, value in msgspec.structs.asdict(body.structured_outputs).items()
-            if value is not None
-        }
-        return StructuredOutputsParams(**given), "structured_outputs"
-    except ValueError as error:
-        raise from_value_error(error, "structured_outputs") from error
+    given = {
+        name: value
+        for name, value in msgspec.structs.asdict(body.structured_outputs).items()
+        if value is not None
+    }
+    return _form("structured_outputs", **given)
 
 
-def _by_response_format(given: ResponseFormat) -> StructuredOutputsParams | None:
+def _by_response_format(given: ResponseFormat) -> AnswerForm | None:
     if given.type not in FORM_TYPES:
         raise invalid(
             "response_format",
@@ -49,7 +69,7 @@ def _by_response_format(given: ResponseFormat) -> StructuredOutputsParams | None
     if given.type == "text":
         return None
     if given.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
+        return _form("response_format", json_object=True)
     schema = None if given.json_schema is None else given.json_schema.schema
     if schema is None:
         raise invalid(
@@ -57,19 +77,11 @@ def _by_response_format(given: ResponseFormat) -> StructuredOutputsParams | None
             "response_format.json_schema.schema is required when the type is 'json_schema'",
             "missing_parameter",
         )
-    try:
-        return StructuredOutputsParams(json=schema)
-    except ValueError as error:
-        raise from_value_error(error, "response_format") from error
+    return _form("response_format", json=schema)
 
 
-async def compile_form(
-    engine: Engine, executor: Executor, form: StructuredOutputsParams | None, param: str
-) -> None:
-    """Make a form ready off the event loop, as that can take a second; raises `ApiError` 400."""
-    if form is None:
-        return
+def _form(param: str, **fields: object) -> AnswerForm:
     try:
-        await asyncio.get_running_loop().run_in_executor(executor, engine.compile_structured, form)
+        return AnswerForm(msgspec.convert(fields, StructuredOutputsParams), param)
     except ValueError as error:
         raise from_value_error(error, param) from error

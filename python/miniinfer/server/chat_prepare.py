@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from miniinfer.parser_choice import prompt_opens_reasoning
-from miniinfer.parsing import ParserSpec
-from miniinfer.sampling_params import StructuredOutputsParams
-
-from .answer_form import answer_form, compile_form
+from .answer_form import AnswerForm, answer_form
+from .chat_parser import form_begins_after, parser_of
 from .chat_parts import PartRules
 from .chat_prompt import tokenize_chat
 from .chat_tools import ToolPlan, plan_tools
@@ -18,7 +15,6 @@ from .errors import invalid
 from .field_types import EFFORTS
 from .generation import Work
 from .params import check_logprobs, sampling_params, token_limit, truncated
-from .parsers import Parsers
 from .protocol import ChatRequest
 from .refusals import refuse_unsupported_chat
 from .state import ServerState
@@ -45,13 +41,16 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     parsers = state.parsers()
     plan = plan_tools(body, parsers)
-    form, form_param = _form(body, plan)
+    form = _form(body, plan)
     token_ids = await chat_token_ids(state, engine, body, plan)
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, engine.max_model_len)
     param, requested = "max_tokens", body.max_tokens
     if body.max_completion_tokens is not None:
         param, requested = "max_completion_tokens", body.max_completion_tokens
     limit = token_limit(len(token_ids), engine.max_model_len, requested=requested, param=param)
+    parser = parser_of(parsers, plan, token_ids, engine.tokenizer)
+    if form is not None:
+        form = form.after(form_begins_after(parser, plan, engine.tokenizer))
     params = sampling_params(
         body,
         engine.default_sampling_params,
@@ -61,8 +60,8 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
         prompt_logprobs=body.prompt_logprobs,
         form=form,
     )
-    await compile_form(engine, state.executor, form, form_param)
-    parser = _parser(engine, parsers, plan, token_ids)
+    if form is not None:
+        params.structured_outputs = await form.compiled(engine, state.executor)
     return PreparedChat(
         work=Work(token_ids=token_ids, params=params, parser=parser),
         rules=PartRules(
@@ -94,19 +93,19 @@ async def chat_token_ids(
     )
 
 
-def _form(body: ChatRequest, plan: ToolPlan) -> tuple[StructuredOutputsParams | None, str]:
-    """Return what the answer is held to, and the parameter that asks for it."""
-    form, param = answer_form(body)
+def _form(body: ChatRequest, plan: ToolPlan) -> AnswerForm | None:
+    """Return what the answer is held to; raises `ApiError` 400 if that rules its tools out."""
+    form = answer_form(body)
     if plan.grammar is not None:
         # The answer will be calls alone, so there is no content to have a form.
-        return plan.grammar, "tools"
+        return AnswerForm(plan.grammar, "tools")
     if form is not None and plan.parser is not None:
         raise invalid(
-            param,
-            f"{param} would keep the model from calling its tools: "
+            form.param,
+            f"{form.param} would keep the model from calling its tools: "
             "set tool_choice to 'none', 'required' or a function",
         )
-    return form, param
+    return form
 
 
 def _effort_kwargs(effort: str | None) -> dict[str, Any]:
@@ -121,18 +120,6 @@ def _effort_kwargs(effort: str | None) -> dict[str, Any]:
         # Templates that know no effort know this switch.
         return {"reasoning_effort": effort, "enable_thinking": False}
     return {"reasoning_effort": effort}
-
-
-def _parser(
-    engine: Engine, parsers: Parsers, plan: ToolPlan, token_ids: list[int]
-) -> ParserSpec | None:
-    """Return how answers are parsed; None if nothing is looked for."""
-    if parsers.reasoning is None and plan.parser is None:
-        return None
-    in_reasoning = parsers.reasoning is not None and prompt_opens_reasoning(
-        token_ids, parsers.reasoning, engine.tokenizer
-    )
-    return ParserSpec(reasoning=parsers.reasoning, tools=plan.parser, in_reasoning=in_reasoning)
 
 
 def _echo(body: ChatRequest) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from miniinfer.sampling_params import StructuredOutputsParams
+from miniinfer.structured import StructuredOutputsParams
 from miniinfer.tool_grammar import tool_call_grammar
 
 from .errors import from_value_error, invalid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from miniinfer.sampling_params import SamplingParams
 
-from .answer_form import answer_form, compile_form
+from .answer_form import answer_form
 from .engine_api import Engine
 from .generation import Work
 from .params import DEFAULT_COMPLETION_TOKENS, sampling_params, token_limit, truncated
@@ -29,7 +29,7 @@ async def prepare_prompts(
     token at all, and gets parameters for one.
     """
     refuse_unsupported(body)
-    form, form_param = answer_form(body)
+    form = answer_form(body)
     may_cut = body.truncate_prompt_tokens is not None
     prompts = await tokenize_prompts(
         body.prompt,
@@ -60,5 +60,8 @@ async def prepare_prompts(
                 stream=None if limit else False,
             )
         work.append(Work(token_ids=token_ids, params=by_limit[limit]))
-    await compile_form(engine, state.executor, form, form_param)
+    if form is not None:
+        compiled = await form.compiled(engine, state.executor)
+        for params in by_limit.values():
+            params.structured_outputs = compiled
     return work

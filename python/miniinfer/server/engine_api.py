@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from miniinfer.parsing import ParserSpec, Part
-    from miniinfer.sampling_params import SamplingParams, StructuredOutputsParams
+    from miniinfer.sampling_params import SamplingParams
+    from miniinfer.structured import CompiledGrammar, StructuredOutputsParams
 
 RawBytes: TypeAlias = bytes
 """`bytes` under a name that the member of the same name does not hide."""
@@ -184,8 +185,8 @@ class Engine(Protocol):
     ) -> Stream:
         """Queue a request at once; ValueError if it can never run."""
 
-    def compile_structured(self, params: StructuredOutputsParams, /) -> object:
-        """Make a form ready to be submitted, from any thread; ValueError if it is malformed."""
+    def compile_structured(self, params: StructuredOutputsParams, /) -> CompiledGrammar:
+        """Make a form ready to be submitted, from any thread; ValueError if it cannot be used."""
 
     def stats(self) -> Mapping[str, Any]:
         """Counters and gauges of the engine, by name."""

@@ -9,9 +9,9 @@ from miniinfer.sampling_params import (
     MAX_LOGPROBS,
     RequestOutputKind,
     SamplingParams,
-    StructuredOutputsParams,
 )
 
+from .answer_form import AnswerForm
 from .config import MAX_N
 from .errors import from_value_error, invalid
 from .field_types import MAX_TEMPERATURE
@@ -50,7 +50,7 @@ def sampling_params(
     vocab_size: int,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
-    form: StructuredOutputsParams | None = None,
+    form: AnswerForm | None = None,
     stream: bool | None = None,
 ) -> SamplingParams:
     """Return the request's parameters over the model's defaults; raises `ApiError` 400.
@@ -76,7 +76,7 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured_outputs=form,
+            structured_outputs=None if form is None else form.params,
             output_kind=kind,
         )
         params.for_vocab(vocab_size)

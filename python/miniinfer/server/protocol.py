@@ -75,6 +75,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
