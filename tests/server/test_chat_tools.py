@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from miniinfer.parsing import tool_types
 from miniinfer.sampling_params import ParameterError
+from miniinfer.server import chat_parser
 
 from .test_chat import chat, refused
 
@@ -165,6 +167,12 @@ async def test_forms_reach_the_engine(client, engine, fields, expected):
             "schema",
         ),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs", "regex"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        (
+            {"structured_outputs": {"regex": "a", "json_object": True}},
+            "structured_outputs",
+            "exactly one",
+        ),
         (
             {
                 "structured_outputs": {"regex": "a"},
@@ -239,3 +247,41 @@ async def test_parts_of_every_kind_of_text(client, engine):
     async with client.post(URL, json={"messages": [{"role": "user", "content": parts}]}) as r:
         assert r.status == 200
     assert engine.tokenizer.chats[-1][0][0]["content"] == parts
+
+
+@pytest.mark.parametrize("skip", [None, True, False])
+async def test_v18_special_tokens_are_the_parsers_to_find(client, engine, skip):
+    """The server leaves the request's choice alone; the core shows the parser its tags anyway."""
+    request = await submitted(client, engine, tools=TOOLS, skip_special_tokens=skip)
+    assert request.params.skip_special_tokens == (skip is not False)
+    assert request.options["parser"].tools == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("parser", "opened", "tools", "after"),
+    [
+        ("qwen3", True, None, "</think>"),
+        ("deepseek_r1", True, None, "</think>"),
+        ("qwen3", False, None, None),
+        ("none", True, None, None),
+        ("gpt_oss", False, None, "<|channel|>final<|message|>"),
+        ("gpt_oss", False, TOOLS, None),
+        ("qwen3", True, TOOLS, "</think>"),
+    ],
+)
+async def test_a_form_waits_for_the_end_of_reasoning(
+    start, engine, monkeypatch, parser, opened, tools, after
+):
+    monkeypatch.setattr(chat_parser, "prompt_opens_reasoning", lambda *given: opened)
+    client = await start(engine, reasoning_parser=parser)
+    fields = {"tools": tools, "tool_choice": "required"}
+    if tools is None:
+        fields = {"response_format": {"type": "json_object"}}
+    request = await submitted(client, engine, **fields)
+    form = request.params.structured_outputs
+    assert form.after_token_ids == (list(after.encode()) if after else None)
+
+
+async def test_the_parser_knows_the_tools_types(client, engine):
+    request = await submitted(client, engine, tools=TOOLS)
+    assert request.options["parser"].tool_types == tool_types(TOOLS)

@@ -105,13 +105,13 @@ async def test_prompt_forms(client, engine, prompt, expected):
         ["x"] * 1025,
     ],
 )
-async def test_bad_prompts(client, engine, prompt):
+async def test_v56_v57_bad_prompts(client, engine, prompt):
     await refused(client, "prompt", prompt=prompt)
     assert not engine.requests
     await complete(client, prompt="the next request works")
 
 
-async def test_empty_prompt_is_one_bos_where_the_tokenizer_adds_one(client, engine):
+async def test_v56_empty_prompt_is_one_bos_where_the_tokenizer_adds_one(client, engine):
     engine.tokenizer.adds_bos = True
     await complete(client, prompt="")
     assert engine.requests[0].token_ids == [256]
@@ -177,7 +177,7 @@ async def test_bad_parameters(client, engine, fields, param):
     assert not engine.requests
 
 
-async def test_best_of_equal_to_n_is_accepted(client):
+async def test_v52_best_of_equal_to_n_is_accepted(client):
     body = await complete(client, prompt="a", n=2, best_of=2)
     assert len(body["choices"]) == 2
 
@@ -221,7 +221,9 @@ async def test_echo_alone_generates_nothing(client, engine):
     ("echo", "stream", "logprobs"),
     list(itertools.product([False, True], [False, True], [None, 0, 1, False])),
 )
-async def test_no_combination_of_echo_stream_and_logprobs_crashes(client, echo, stream, logprobs):
+async def test_v55_no_combination_of_echo_stream_and_logprobs_crashes(
+    client, echo, stream, logprobs
+):
     fields = {"prompt": "a", "echo": echo, "stream": stream, "logprobs": logprobs}
     async with client.post(URL, json=fields) as response:
         assert response.status in (200, 400)

@@ -35,7 +35,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
-async def test_error_in_the_middle_of_a_stream(client, engine, failure):
+async def test_v40_v72_error_in_the_middle_of_a_stream(client, engine, failure):
     engine.script = failing(failure)
     async with client.post(CHAT, json=STREAM) as response:
         events = await read_events(response)
@@ -44,6 +44,17 @@ async def test_error_in_the_middle_of_a_stream(client, engine, failure):
     assert set(error["error"]) == {"message", "type", "param", "code"}
     assert all(choice["finish_reason"] is None for c in chunks for choice in c["choices"])
     assert engine.requests[0].stream.cancelled
+
+
+async def test_v40_the_connection_ends_with_the_stream_that_failed(client, engine):
+    engine.script = failing(FAILURES[0], after=2)
+    async with client.post(CHAT, json=STREAM) as response:
+        events = await read_events(response)
+        assert response.content.at_eof()
+    assert "error" in events[-1]
+    async with client.post(CHAT, json={**STREAM, "n": 0}) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
@@ -111,7 +122,7 @@ async def test_client_leaves_before_the_first_token(client, engine, body):
     with contextlib.suppress(asyncio.CancelledError):
         await task
     await until(lambda: engine.requests[0].stream.cancelled)
-    assert client.app[STATE].num_active == 0
+    await until(lambda: client.app[STATE].num_active == 0)
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
