@@ -60,6 +60,14 @@ async def test_bad_bodies(client, engine, raw):
     assert not engine.requests
 
 
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+async def test_what_is_no_number_is_named(client, number):
+    raw = b'{"temperature": ' + number + b", " + RAW[1:]
+    async with client.post(CHAT, data=raw, headers=JSON) as response:
+        error = await error_of(response, 400, "invalid_json")
+    assert "no NaN and no Infinity" in error["message"]
+
+
 @pytest.mark.parametrize(
     "content_type", [None, "application/json; charset=utf-8", "text/plain", "nonsense"]
 )

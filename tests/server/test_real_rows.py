@@ -208,6 +208,41 @@ async def test_v59_arguments_that_are_no_json(served):
     assert "arguments" in error["message"]
 
 
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"tools": [{"function": {"name": "f", "parameters": {"properties": nested(150)}}}]},
+            "tools",
+        ),
+        ({"chat_template_kwargs": {"a": nested(150)}}, "chat_template_kwargs"),
+        ({"chat_template": "{% if %}"}, "chat_template"),
+        ({"chat_template": "{{ messages[5].role }}"}, "messages"),
+    ],
+)
+async def test_what_cannot_be_rendered_is_named(served, fields, param):
+    error = (await served.ask(CHAT, 400, messages=MESSAGES, **fields))["error"]
+    assert (error["param"], error["code"]) == (param, "chat_template_error")
+
+
+async def test_a_clients_own_message_objects(served):
+    """Client libraries dump their messages with a null for each field that has no value."""
+    nulls = dict.fromkeys(("name", "refusal", "audio", "function_call", "tool_calls"))
+    messages = [
+        {"role": "user", "content": "A", "name": None, "tool_call_id": None},
+        {"role": "assistant", "content": "B", "reasoning": "r", "annotations": [], **nulls},
+        {"role": "user", "content": [{"type": "text", "text": "C"}]},
+    ]
+    await served.ask(CHAT, messages=messages, max_tokens=1)
+
+
 async def test_v60_an_empty_assistant_message(served):
     messages = [
         {"role": "user", "content": "A"},

@@ -30,6 +30,13 @@ _RESERVED_KWARGS = frozenset(
     )
 )
 
+_CULPRITS = {
+    "tools": "tools",
+    "chat template variables": "chat_template_kwargs",
+    "the chat template does not compile": "chat_template",
+}
+"""Parameters by how the reasons begin that `miniinfer.chat_template` gives."""
+
 
 class Conversation(Protocol):
     """The fields of a body that shape a chat prompt."""
@@ -81,10 +88,18 @@ async def tokenize_chat(
     try:
         ids = await run_sized(executor, _characters(plain), encode)
     except ChatTemplateError as error:
-        raise invalid("messages", str(error), "chat_template_error") from error
+        raise invalid(_culprit(str(error)), str(error), "chat_template_error") from error
     if not ids:
         raise invalid("messages", "the conversation renders to an empty prompt", "empty_prompt")
     return ids
+
+
+def _culprit(reason: str) -> str:
+    """Return the parameter that made rendering fail."""
+    for beginning, param in _CULPRITS.items():
+        if reason.startswith(beginning):
+            return param
+    return "messages"
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:

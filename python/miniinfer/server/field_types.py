@@ -77,11 +77,10 @@ Refused: TypeAlias = Annotated[
     Any, Meta(description="known and not supported", extra_json_schema={"const": None})
 ]
 
-_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-TokenIds: TypeAlias = Annotated[
-    list[Any], Meta(extra_json_schema={"items": {"type": "integer", "minimum": 0}})
-]
-_TEXT = {"type": "string"}
+_TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": _INT32_MAX}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": _TOKEN_ID}
+TokenIds: TypeAlias = Annotated[list[Any], Meta(extra_json_schema={"items": _TOKEN_ID})]
+_TEXT = {"type": "string", "minLength": 1}
 Prompts: TypeAlias = Annotated[
     Any,
     Meta(

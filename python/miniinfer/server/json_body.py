@@ -16,6 +16,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at (?:key in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 
+_HAS_NO_NUMBER = re.compile(rb"[:,\[\s-](?:NaN|Infinity)\b")
+
 
 async def read_body(request: web.Request, body_type: type[Body]) -> Body:
     """Decode the request's JSON body; any Content-Type is taken as JSON.
@@ -43,7 +45,9 @@ def decode_body(raw: bytes, body_type: type[Body]) -> Body:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: {error}", code="invalid_json") from error
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+        hint = "; JSON has no NaN and no Infinity" if _HAS_NO_NUMBER.search(raw) else ""
+        message = f"the body is not valid JSON: {error}{hint}"
+        raise ApiError(400, message, code="invalid_json") from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from error
     return body

@@ -141,7 +141,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     """A tool call that an earlier answer made."""
 
     function: FunctionCall
-    id: str | UnsetType = UNSET
+    id: str | UnsetType | None = UNSET
     type: FunctionType = "function"
 
 
@@ -150,11 +150,12 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
     role: Role
     content: str | list[ContentPart] | None = None
-    name: str | UnsetType = UNSET
+    name: str | UnsetType | None = UNSET
     tool_calls: list[ToolCall] | UnsetType | None = UNSET
     function_call: FunctionCall | UnsetType | None = UNSET
-    tool_call_id: str | UnsetType = UNSET
+    tool_call_id: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True):
