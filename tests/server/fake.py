@@ -63,10 +63,14 @@ class FakeTokenizer:
     vocab_size = VOCAB_SIZE
     longest_token: int | None = None
     chat_template = "fake"
+    special_ids = frozenset((256, EOS))
 
     def __init__(self, adds_bos: bool = False) -> None:
         self.adds_bos = adds_bos
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+
+    def token_to_id(self, token: str) -> int | None:
+        return ord(token) if len(token) == 1 and token.isascii() else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [256] * (self.adds_bos and add_special_tokens) + list(text.encode())

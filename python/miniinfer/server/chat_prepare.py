@@ -40,7 +40,7 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     parsers = state.parsers()
-    plan = plan_tools(body, parsers)
+    plan = plan_tools(body, parsers, engine.tokenizer)
     form = _form(body, plan)
     token_ids = await chat_token_ids(state, engine, body, plan)
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, engine.max_model_len)
@@ -80,7 +80,7 @@ async def chat_token_ids(
 ) -> list[int]:
     """Return the prompt of a chat; raises `ApiError` 400 if it cannot be rendered."""
     if plan is None:
-        plan = plan_tools(body, state.parsers())
+        plan = plan_tools(body, state.parsers(), engine.tokenizer)
     return await tokenize_chat(
         body.messages,
         body,

@@ -11,6 +11,7 @@ import msgspec
 from miniinfer.structured import StructuredOutputsParams
 from miniinfer.tool_grammar import tool_call_grammar
 
+from .engine_api import Tokenizer
 from .errors import from_value_error, invalid
 from .field_types import TOOL_CHOICES, TOOL_NAME
 from .parsers import Parsers
@@ -33,26 +34,34 @@ class ToolPlan:
     """The request named the function."""
 
 
-def plan_tools(body: ChatRequest, parsers: Parsers) -> ToolPlan:
+def plan_tools(body: ChatRequest, parsers: Parsers, tokenizer: Tokenizer) -> ToolPlan:
     """Check a chat's tools and its choice among them; raises `ApiError` 400."""
     tools = body.tools or []
-    names = _checked_names(tools)
-    choice = _checked_choice(body, names)
+    choice = _checked_choice(body, _checked_names(tools))
     if choice == "none":
         # A model that does not see the tools does not try to call them.
         return ToolPlan()
     definitions = tool_definitions(tools)
     if choice == "auto":
         return ToolPlan(definitions=definitions, parser=parsers.tools)
-    named = isinstance(choice, NamedToolChoice)
-    demand = choice.function.name if isinstance(choice, NamedToolChoice) else choice
-    parallel = body.parallel_tool_calls is not False
+    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    callable_tools = [
+        tool for tool in definitions if named is None or tool["function"]["name"] == named
+    ]
     try:
-        grammar = tool_call_grammar(parsers.forced_tools, definitions, demand, parallel)
+        grammar = tool_call_grammar(
+            parsers.forced_tools,
+            callable_tools,
+            parallel=named is None and body.parallel_tool_calls is not False,
+            tokenizer=tokenizer,
+        )
     except ValueError as error:
         raise from_value_error(error, "tools") from error
     return ToolPlan(
-        definitions=definitions, parser=parsers.forced_tools, grammar=grammar, named=named
+        definitions=definitions,
+        parser=parsers.forced_tools,
+        grammar=grammar,
+        named=named is not None,
     )
 
 

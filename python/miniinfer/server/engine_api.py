@@ -6,7 +6,7 @@ server imports the engine itself, so the server can be imported and tested witho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -117,6 +117,13 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Ids of special tokens."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token as the vocabulary spells it, None if it has no such token."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text."""
