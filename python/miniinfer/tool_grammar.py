@@ -16,7 +16,7 @@ from .parameters import ParameterError
 from .structured import StructuredOutputsParams, closed
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from .parser_choice import Vocabulary
 
 __all__ = ["tool_call_grammar"]
 
@@ -33,7 +33,7 @@ def tool_call_grammar(
     choice: str = "required",
     *,
     parallel: bool = True,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Vocabulary | None = None,
 ) -> StructuredOutputsParams:
     """The form of an answer that calls tools, in the syntax of a tool parser.
 
@@ -101,7 +101,7 @@ def _function(tool: Mapping[str, Any]) -> _Function:
 class _Tags:
     """How tags are written in a grammar: a special token by its id, everything else as text."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Vocabulary | None) -> None:
         self._tokenizer = tokenizer
 
     def id(self, tag: str) -> int | None:
