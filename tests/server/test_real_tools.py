@@ -8,7 +8,9 @@ import re
 import aiohttp
 import jsonschema
 import pytest
+from tokenizers import Tokenizer
 
+import tiny
 from miniinfer.parsing import TOOL_PARSERS
 
 from .real import real_server, until_idle
@@ -227,3 +229,30 @@ async def test_a_form_begins_at_once_where_the_reasoning_is_over(thinking):
     [choice] = (await thinking.ask(response_format=form, max_tokens=20))["choices"]
     assert choice["message"]["content"] == ""
     assert choice["finish_reason"] == "length"
+
+
+@pytest.fixture
+async def tagged(tmp_path):
+    """A model whose vocabulary has the tags of calls as special tokens, 260 and 261."""
+    folder = tiny.write_tiny_llama(tmp_path / "tagged", vocab_size=tiny.VOCAB + 2)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"]) == 2
+    assert tokenizer.token_to_id("<tool_call>") == tiny.VOCAB
+    tokenizer.save(str(folder / "tokenizer.json"))
+    async for each in chatter(folder):
+        yield each
+
+
+async def test_v18_tags_that_are_special_tokens(tagged):
+    content, [call], reason = await tagged.both(tools=TOOLS, tool_choice=NAMED)
+    assert content is None
+    check_arguments(call)
+    assert reason == "stop"
+    fields = {"tools": TOOLS, "tool_choice": "required", "return_token_ids": True}
+    [choice] = (await tagged.ask(max_tokens=240, **fields))["choices"]
+    assert choice["token_ids"][0] == tiny.VOCAB
+    # Without tools they are special tokens like any other.
+    tags = {"logit_bias": {str(tiny.VOCAB): 100}, "max_tokens": 3}
+    assert await tagged.both(**tags) == ("", [], "length")
+    content, _, _ = await tagged.both(**tags, skip_special_tokens=False)
+    assert content == "<tool_call>" * 3
