@@ -336,13 +336,26 @@ def test_a_grammar_is_for_the_engine_that_compiled_it(llm, tiny_model):
 
 def test_a_hundred_of_a_hundred_answers_obey_the_schema(builtin_gguf):
     llm = LLM(str(builtin_gguf), max_model_len=128, max_num_seqs=100, num_kv_blocks=1000, seed=11)
-    schema = {**PERSON, "required": ["age"]}
+    # Short, for the real model takes its time.
+    schema = {
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 1, "maximum": 120},
+            "ok": {"enum": [1]},
+        },
+        "required": ["age"],
+        "additionalProperties": False,
+    }
     params = SamplingParams(
         n=100,
         temperature=1,
         max_tokens=60,
         structured_outputs=StructuredOutputsParams(json=schema),
     )
-    texts = [choice.text for choice in answers(llm, params)]
-    assert len(texts) == 100
-    assert all(is_person({"name": "Nobody", **json.loads(text)}) for text in texts), texts
+    values = [json.loads(choice.text) for choice in answers(llm, params)]
+    assert len(values) == 100
+    for value in values:
+        assert {"age"} <= set(value) <= {"age", "ok"}
+        assert type(value["age"]) is int
+        assert 1 <= value["age"] <= 120
+        assert value.get("ok", 1) == 1

@@ -132,9 +132,11 @@ def llm(tiny_model: Path) -> LLM:
     return make_llm(tiny_model, max_model_len=256, num_kv_blocks=1024)
 
 
-def answers(llm: LLM, count: int, tool_parser: str, **options: Any) -> list[str]:
+def answers(
+    llm: LLM, count: int, tool_parser: str, tools: list[Any] = TOOLS, **options: Any
+) -> list[str]:
     """Whole answers that call the tools."""
-    form = tool_call_grammar(tool_parser, TOOLS, tokenizer=llm.llm_engine.tokenizer, **options)
+    form = tool_call_grammar(tool_parser, tools, tokenizer=llm.llm_engine.tokenizer, **options)
     params = SamplingParams(
         n=count,
         temperature=1,
@@ -154,12 +156,15 @@ def test_every_tool_parser_has_a_grammar_and_a_reader():
 
 
 def test_a_hundred_of_a_hundred_forced_calls_obey_their_schema(builtin_gguf):
+    # Short, for the real model takes its time.
+    schema = {"type": "object", "properties": {"to": {"enum": ["a", "b"]}}, "required": ["to"]}
+    tools = [{"name": "go", "parameters": schema}, {"name": "stay"}]
     llm = LLM(str(builtin_gguf), max_model_len=128, max_num_seqs=100, num_kv_blocks=1000, seed=13)
-    texts = answers(llm, 100, "hermes", parallel=False)
+    texts = answers(llm, 100, "hermes", tools=tools, parallel=False)
     assert len(texts) == 100
     for text in texts:
-        ((name, arguments),) = read_hermes(text)
-        assert obeys(name, arguments), text
+        (call,) = read_hermes(text)
+        assert call in [("go", {"to": "a"}), ("go", {"to": "b"}), ("stay", {})], text
 
 
 @pytest.mark.parametrize("tool_parser", TOOL_PARSERS)

@@ -76,18 +76,23 @@ impl Limit {
 
     /// Writes the next token's mask, less the tokens of `banned` unless none would be left.
     pub(crate) fn write(&self, row: &[Cell<i32>], banned: impl Iterator<Item = u32>) {
-        // A grammar that cannot be followed ends its request when the token comes.
-        let mut mask = self.mask().unwrap_or_default().to_vec();
-        mask.resize(row.len(), 0);
-        let full = mask.clone();
-        for id in banned.filter(|&id| (id as usize) < 32 * row.len()) {
-            mask[id as usize / 32] &= !(1 << (id % 32));
+        // Of a grammar that cannot be followed nothing is allowed: its request ends when the token comes.
+        let mask = self.mask().unwrap_or_default();
+        let fill = || {
+            for (at, cell) in row.iter().enumerate() {
+                cell.set(mask.get(at).copied().unwrap_or_default().cast_signed());
+            }
+        };
+        fill();
+        let mut bans = false;
+        for id in banned {
+            if let Some(cell) = row.get(id as usize / 32) {
+                cell.set(cell.get() & !(1 << (id % 32)));
+                bans = true;
+            }
         }
-        if mask.iter().all(|&word| word == 0) {
-            mask = full;
-        }
-        for (cell, word) in row.iter().zip(mask) {
-            cell.set(word.cast_signed());
+        if bans && row.iter().all(|cell| cell.get() == 0) {
+            fill();
         }
     }
 
