@@ -7,8 +7,8 @@ use std::time::Instant;
 use crate::block::{BlockId, ChainKey, ExtraKey};
 use crate::edits::LogitEdits;
 use crate::error::SubmitError;
-use crate::prompt_logprobs::PromptLogprobs;
 use crate::grammar::TokenLimits;
+use crate::prompt_logprobs::PromptLogprobs;
 
 /// Names a request for the whole life of the process; never reused, so a late message cannot hit a
 /// successor.
