@@ -12,6 +12,7 @@ from . import middleware
 from .config import ServerConfig
 from .engine_api import Engine
 from .openapi import OPENAPI, OpenApi
+from .responses_store import RESPONSES, ResponseStore
 from .routes import ROUTES
 from .state import STATE, ServerState
 from .stats_log import log_stats
@@ -37,6 +38,7 @@ def make_app(engine: asyncio.Future[Engine], config: ServerConfig) -> web.Applic
         ],
     )
     app[STATE] = ServerState(engine, config)
+    app[RESPONSES] = ResponseStore()
     app[OPENAPI] = OpenApi(ROUTES, keys=bool(config.api_keys))
     app.cleanup_ctx.append(_lifetime)
     app.on_response_prepare.append(middleware.add_headers)

@@ -39,24 +39,27 @@ def plain_client_id(client_id: str | None) -> str | None:
     return client_id if client_id and _PLAIN_ID.fullmatch(client_id) else None
 
 
-def origin_of(request: web.Request, body: GenerationRequest, prefix: str) -> Origin:
+def origin_of(
+    request: web.Request, body: GenerationRequest, prefix: str, *, separator: str = "-"
+) -> Origin:
     """Return who asks; raises nothing."""
     client_id = plain_client_id(body.request_id) or request.get(CLIENT_ID)
     return Origin(
-        request_id=new_request_id(prefix, client_id),
+        request_id=new_request_id(prefix, client_id, separator),
         priority=body.priority,
         tenant=tenant_of(request.get(API_KEY), body.user),
         cache_salt=body.cache_salt,
     )
 
 
-def new_request_id(prefix: str, client_id: str | None) -> str:
+def new_request_id(prefix: str, client_id: str | None, separator: str = "-") -> str:
     """Return an id that no other request has, with the client's own id inside if it has one.
 
     Two requests with one client id get two ids.
     """
     unique = uuid.uuid4().hex
-    return f"{prefix}-{client_id}-{unique[:16]}" if client_id else f"{prefix}-{unique}"
+    own = f"{client_id}{separator}{unique[:16]}" if client_id else unique
+    return f"{prefix}{separator}{own}"
 
 
 def tenant_of(api_key: str | None, user: str | None) -> str:

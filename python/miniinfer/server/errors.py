@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,25 @@ def _shortened(message: str) -> str:
 def invalid(param: str, message: str, code: str | None = None) -> ApiError:
     """Return a 400 for one parameter of the body."""
     return ApiError(400, message, param=param, code=code)
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return the error with its parameter's name changed, there and at the head of its message.
+
+    For routes that convert their bodies to those of another.
+    """
+    name = names.get(error.param or "")
+    if name is None:
+        return error
+    message = re.sub(rf"\b{error.param}\b", name, error.message, count=1)
+    return ApiError(
+        error.status,
+        message,
+        type=error.type,
+        param=name,
+        code=error.code,
+        headers=error.headers,
+    )
 
 
 def unavailable(message: str, code: str, *, retry: bool = True) -> ApiError:

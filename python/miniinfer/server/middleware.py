@@ -53,7 +53,7 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
     return web.Response(
         status=204,
         headers={
-            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
             "Access-Control-Allow-Headers": request.headers.get(
                 "Access-Control-Request-Headers", "authorization, content-type"
             ),

@@ -15,6 +15,10 @@ from .protocol import (
     GenerateRequest,
     TokenizeRequest,
 )
+from .responses_api import create_response, delete_response, get_response
+from .responses_events import ResponseEvent
+from .responses_objects import DeletedResponse, ResponseObject
+from .responses_protocol import ResponsesRequest
 from .route import Route
 from .utility_shapes import (
     GenerateAnswer,
@@ -51,6 +55,32 @@ ROUTES = (
         answers={200: Completion},
         events=Completion,
         errors=_BODY_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/responses",
+        handler=create_response,
+        summary="Answer the items of a conversation",
+        body=ResponsesRequest,
+        answers={200: ResponseObject},
+        events=ResponseEvent,
+        errors=_BODY_ERRORS,
+    ),
+    Route(
+        method="GET",
+        path="/v1/responses/{id}",
+        handler=get_response,
+        summary="A stored response",
+        answers={200: ResponseObject},
+        errors=(400, 404),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/responses/{id}",
+        handler=delete_response,
+        summary="Forget a stored response",
+        answers={200: DeletedResponse},
+        errors=(404,),
     ),
     Route(
         method="GET",

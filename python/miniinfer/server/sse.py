@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -28,6 +29,24 @@ def event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
+def named_event(name: str, payload: bytes) -> bytes:
+    """Return one event that has a name besides its payload of JSON."""
+    return b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """What an API's streams hold besides their events."""
+
+    done: bytes = DONE
+    """Comes at the end, after an error too."""
+    keep_alive: bytes = _COMMENT
+    """Sent after `keep_alive_interval` seconds of silence."""
+
+
+_CHAT_FRAMING = Framing()
+
+
 class StreamFormat(Protocol):
     """Turns deltas into events; each method returns zero or more whole events."""
 
@@ -48,15 +67,20 @@ class EventStream:
     """The body of one SSE answer.
 
     The status line is sent with the first event, so that an error before it can still be an HTTP
-    error. After `keep_alive_interval` seconds of silence a comment is sent instead, and the
+    error. After `keep_alive_interval` seconds of silence `keep_alive` is sent instead, and the
     answer has begun. `await send` waits while the client does not read, `stalled_client_timeout`
     seconds at most: then the connection is cut, and a ConnectionError raised.
     """
 
     def __init__(
-        self, request: web.Request, keep_alive_interval: float, stalled_client_timeout: float
+        self,
+        request: web.Request,
+        keep_alive_interval: float,
+        stalled_client_timeout: float,
+        keep_alive: bytes,
     ) -> None:
         self._request = request
+        self._filler = keep_alive
         self.response = web.StreamResponse(headers=_HEADERS)
         self._interval = keep_alive_interval
         self._stalled_client_timeout = stalled_client_timeout
@@ -106,19 +130,22 @@ class EventStream:
         while True:
             silence = time.monotonic() - self._last_write
             if silence >= self._interval:
-                await self.send(_COMMENT)
+                await self.send(self._filler)
                 silence = 0.0
             await asyncio.sleep(self._interval - silence)
 
 
 async def respond_stream(
-    request: web.Request, generation: DeltaSource, stream_format: StreamFormat
+    request: web.Request,
+    generation: DeltaSource,
+    stream_format: StreamFormat,
+    framing: Framing = _CHAT_FRAMING,
 ) -> web.StreamResponse:
-    """Answer a request with its deltas as they come, then `[DONE]` exactly once."""
+    """Answer a request with its deltas as they come, then `framing.done` exactly once."""
     state = request.app[STATE]
     config = state.config
     async with EventStream(
-        request, config.keep_alive_interval, config.stalled_client_timeout
+        request, config.keep_alive_interval, config.stalled_client_timeout, framing.keep_alive
     ) as events:
         try:
             await _send_deltas(events, generation, stream_format)
@@ -137,7 +164,7 @@ async def respond_stream(
                 raise
             request.app.logger.exception("a stream failed")
             await _fail(events, internal(), stream_format)
-        await events.send(DONE)
+        await events.send(framing.done)
         return events.response
 
 
@@ -147,11 +174,9 @@ async def _send_deltas(
     async with generation as deltas:
         begun = False
         async for index, delta in deltas:
-            payload = stream_format.delta(index, delta)
-            if not begun:
-                begun = True
-                payload = stream_format.start() + payload
-            await events.send(payload)
+            payload = b"" if begun else stream_format.start()
+            begun = True
+            await events.send(payload + stream_format.delta(index, delta))
     await events.send(stream_format.end())
 
 
