@@ -9,6 +9,7 @@ import uuid
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from . import messages_errors
 from .envelope import API_KEY, CLIENT_ID, plain_client_id
 from .errors import ApiError, from_http_exception, internal
 from .state import STATE
@@ -29,17 +30,25 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ApiError as error:
-        return error.response()
+        return _error_response(request, error)
     except web.HTTPException as error:
-        return from_http_exception(error, request.method, request.path).response()
+        refusal = from_http_exception(error, request.method, request.path)
+        return _error_response(request, refusal)
     except asyncio.CancelledError:
         aborted = request.app[STATE].aborted()
         if aborted is None:
             raise
-        return aborted.response()
+        return _error_response(request, aborted)
     except Exception:
         request.app.logger.exception("%s %s failed", request.method, request.path)
-        return internal().response()
+        return _error_response(request, internal())
+
+
+def _error_response(request: web.Request, error: ApiError) -> web.Response:
+    """Return an error in the shape of the API that the path belongs to."""
+    if messages_errors.is_messages_path(request.path):
+        return messages_errors.error_response(error, request[_RESPONSE_ID])
+    return error.response()
 
 
 @web.middleware
@@ -75,7 +84,7 @@ async def api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not any(valid):
             raise ApiError(
                 401,
-                "a valid API key is needed: Authorization: Bearer KEY",
+                "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY",
                 type="authentication_error",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -98,10 +107,12 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Add the request id and the CORS headers to any answer, streams and errors too."""
     # What aiohttp refuses by itself, such as an unknown Expect, has not been through `errors`.
     response.headers["X-Request-Id"] = request.get(_RESPONSE_ID) or uuid.uuid4().hex
+    if messages_errors.is_messages_path(request.path):
+        response.headers["request-id"] = response.headers["X-Request-Id"]
     origin = _allowed_origin(request)
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin
-        response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+        response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, request-id, Retry-After"
         if origin != "*":
             response.headers["Vary"] = "Origin"
     if request.app[STATE].draining:

@@ -8,6 +8,10 @@ from .chat_shapes import ChatChunk, ChatCompletion
 from .completion_shapes import Completion
 from .completions import completions
 from .generate import generate
+from .messages_api import count_tokens, create_message
+from .messages_errors import MessagesError
+from .messages_objects import Message, MessageEvent, Ping, TokenCount
+from .messages_protocol import CountTokensRequest, MessagesRequest
 from .protocol import (
     ChatRequest,
     CompletionRequest,
@@ -81,6 +85,27 @@ ROUTES = (
         summary="Forget a stored response",
         answers={200: DeletedResponse},
         errors=(404,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/messages",
+        handler=create_message,
+        summary="Answer a conversation, in Anthropic's form",
+        body=MessagesRequest,
+        answers={200: Message},
+        events=MessageEvent | MessagesError | Ping,
+        errors=_BODY_ERRORS,
+        error=MessagesError,
+    ),
+    Route(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        handler=count_tokens,
+        summary="How many tokens a conversation has",
+        body=CountTokensRequest,
+        answers={200: TokenCount},
+        errors=_BODY_ERRORS,
+        error=MessagesError,
     ),
     Route(
         method="GET",

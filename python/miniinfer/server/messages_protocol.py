@@ -1,0 +1,116 @@
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens; unknown fields are ignored.
+
+Names follow Anthropic's API reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .errors import invalid
+
+_REFUSED = ("container", "mcp_servers", "context_management")
+
+
+class InputBlock(msgspec.Struct, kw_only=True):
+    """One block of a message's content; which fields it needs depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[InputBlock] | None = None
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[InputBlock]
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may use; `input_schema` is the JSON schema of an object."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Whether tools may or must be used: type is auto, any, tool or none."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(msgspec.Struct, kw_only=True):
+    """Whose request it is."""
+
+    user_id: str | None = None
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks first: type is enabled, adaptive, between_tools or disabled."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """The form that the text must have; type is json_schema."""
+
+    type: str
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """What is asked of the output."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/messages/count_tokens: what a prompt is made from."""
+
+    messages: list[InputMessage]
+    model: str | None = None
+    system: str | list[InputBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    # Refused when set: ignoring them would change the answer.
+    container: Any = None
+    mcp_servers: Any = None
+    context_management: Any = None
+
+
+def check_body(body: MessagesRequest) -> None:
+    """Raise a 400 for what this server does not offer."""
+    for name in _REFUSED:
+        if getattr(body, name) not in (None, []):
+            raise invalid(name, f"{name} is not supported", "unsupported_parameter")
+    if body.max_tokens < 1:
+        raise invalid("max_tokens", f"max_tokens must be at least 1, got {body.max_tokens}")
