@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 from .chat_shapes import ChatTokenLogprob, chat_logprobs
 from .engine_api import TokenLogprob
@@ -35,17 +36,32 @@ class TextLogprobs:
     def skip(self, text: str) -> None:
         """Pass over the tokens of text that reports none: reasoning, or a call's arguments."""
         raw = text.encode()
-        at = self._spelled.find(raw)
-        if at >= 0:
+        at = self._find(raw)
+        if at is not None:
             self._take_until(at + len(raw), at)
 
     def take(self, text: str) -> list[ChatTokenLogprob]:
         """Return the tokens of the next piece of text; each token is returned once."""
         raw = text.encode()
-        at = self._spelled.find(raw)
-        if at < 0:
+        at = self._find(raw)
+        if at is None:
             return self._take_until(len(self._spelled), 0)
         return self._take_until(at + len(raw), at)
+
+    def _find(self, raw: bytes) -> int | None:
+        """Return where the waiting bytes hold these, if they do: best where a token begins.
+
+        Text that goes on in the middle of a token does so at the first waiting byte.
+        """
+        at = first = self._spelled.find(raw)
+        if at <= 0:
+            return None if at < 0 else at
+        starts = set(accumulate((len(each.bytes) for each in self._waiting), initial=-self._taken))
+        while at >= 0:
+            if at in starts:
+                return at
+            at = self._spelled.find(raw, at + 1)
+        return first
 
     def _take_until(self, end: int, start: int) -> list[ChatTokenLogprob]:
         """Return the tokens that begin in front of byte `end` and reach past `start`."""
