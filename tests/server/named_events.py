@@ -1,4 +1,4 @@
-"""Reads the streams of APIs that name their events, as strictly as `sse_client` reads the others."""
+"""Reads streams whose events have names, as strictly as `sse_client` reads those without."""
 
 from __future__ import annotations
 

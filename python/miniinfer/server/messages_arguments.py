@@ -26,7 +26,7 @@ def tool_input(text: str) -> dict[str, Any]:
 
 def _completed(text: str) -> str:
     """Cut the text behind its last whole value, and close what is open there."""
-    end, closing = 0, ""
+    end = 0
     open_brackets: list[str] = []
     in_string = escaped = False
     for position, character in enumerate(text):
@@ -36,11 +36,12 @@ def _completed(text: str) -> str:
         elif character == '"':
             in_string = True
         elif character == ",":
-            end, closing = position, "".join(reversed(open_brackets))
+            end = position
         elif character in _CLOSING:
             open_brackets.append(_CLOSING[character])
-            end, closing = position + 1, "".join(reversed(open_brackets))
+            end = position + 1
         elif open_brackets and character == open_brackets[-1]:
             open_brackets.pop()
-            end, closing = position + 1, "".join(reversed(open_brackets))
-    return text[:end] + closing
+            end = position + 1
+    # Whatever opens or closes moves the end, so the same brackets are open there as here.
+    return text[:end] + "".join(reversed(open_brackets))
