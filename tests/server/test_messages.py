@@ -181,7 +181,7 @@ async def test_silence_is_filled_with_pings(start, engine):
     engine.script = lambda ids, params: [0.2, *answer(params, ["a", "b"])]
     async with client.post(URL, json=BODY | {"stream": True}) as response:
         body = await response.text()
-    assert body.startswith('event: ping\ndata: {"type": "ping"}\n\n')
+    assert body.startswith('event: ping\ndata: {"type":"ping"}\n\n')
     assert "keep-alive" not in body
 
 

@@ -6,7 +6,6 @@ from aiohttp import web
 
 from .chat_parts import ChoiceParts
 from .chat_prepare import PreparedChat, chat_token_ids, prepare_chat
-from .chat_tools import plan_tools
 from .engine_api import Engine
 from .envelope import origin_of
 from .errors import ApiError, renamed
@@ -53,8 +52,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     state.check_model(body.model)
     chat = prompt_request(body)
     try:
-        plan = plan_tools(chat, state.parsers())
-        token_ids = await chat_token_ids(state, engine, chat, plan)
+        token_ids = await chat_token_ids(state, engine, chat)
     except ApiError as error:
         raise renamed(error, NAMES) from error
     answer = TokenCount(len(token_ids))

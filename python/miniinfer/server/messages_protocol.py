@@ -5,13 +5,36 @@ Names follow Anthropic's API reference.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from .errors import invalid
+from .field_types import (
+    Effort,
+    NonEmpty,
+    Refused,
+    Temperature,
+    TokenLimit,
+    ToolName,
+    ToolParameters,
+    TopK,
+    TopP,
+)
 
 _REFUSED = ("container", "mcp_servers", "context_management")
+
+
+def _one_of(*names: str) -> Any:
+    return Meta(extra_json_schema={"enum": names})
+
+
+Role: TypeAlias = Annotated[str, _one_of("user", "assistant", "system")]
+ChoiceType: TypeAlias = Annotated[str, _one_of("auto", "any", "tool", "none")]
+ThinkingType: TypeAlias = Annotated[
+    str, _one_of("enabled", "adaptive", "between_tools", "disabled")
+]
 
 
 class InputBlock(msgspec.Struct, kw_only=True):
@@ -30,24 +53,24 @@ class InputBlock(msgspec.Struct, kw_only=True):
 class InputMessage(msgspec.Struct, kw_only=True):
     """One message of a conversation."""
 
-    role: str
+    role: Role
     content: str | list[InputBlock]
 
 
 class Tool(msgspec.Struct, kw_only=True):
     """A tool that the model may use; `input_schema` is the JSON schema of an object."""
 
-    name: str
-    type: str | None = None
+    name: ToolName
+    type: Annotated[str, Meta(extra_json_schema={"const": "custom"})] | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: ToolParameters | None = None
     strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    """Whether tools may or must be used: type is auto, any, tool or none."""
+    """Whether tools may or must be used; `name` is for the type tool."""
 
-    type: str
+    type: ChoiceType
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
@@ -59,23 +82,23 @@ class Metadata(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks first: type is enabled, adaptive, between_tools or disabled."""
+    """Whether the model thinks first; the budget is not enforced."""
 
-    type: str
+    type: ThinkingType
     budget_tokens: int | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
-    """The form that the text must have; type is json_schema."""
+    """The form that the text must have."""
 
-    type: str
+    type: Annotated[str, Meta(extra_json_schema={"const": "json_schema"})]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
     """What is asked of the output."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -94,17 +117,17 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: int
+    max_tokens: TokenLimit
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    stop_sequences: list[NonEmpty] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     metadata: Metadata | None = None
     # Refused when set: ignoring them would change the answer.
-    container: Any = None
-    mcp_servers: Any = None
-    context_management: Any = None
+    container: Refused = None
+    mcp_servers: Refused = None
+    context_management: Refused = None
 
 
 def check_body(body: MessagesRequest) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from .errors import invalid
+from .field_types import (
+    Alternatives,
+    Effort,
+    FormType,
+    FunctionType,
+    Refused,
+    Temperature,
+    TokenLimit,
+    ToolChoiceName,
+    TopP,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = frozenset(
@@ -35,6 +47,10 @@ MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
+Include: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": sorted(_INCLUDES)})]
+Truncation: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "disabled"]})]
+Foreground: TypeAlias = Annotated[bool, Meta(extra_json_schema={"const": False})]
+
 
 class InputPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One part of an item's content."""
@@ -59,7 +75,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    type: str
+    type: FunctionType
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -69,7 +85,7 @@ class FunctionTool(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The form that the text must have."""
 
-    type: str
+    type: FormType
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
@@ -86,7 +102,7 @@ class TextConfig(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Reasoning(msgspec.Struct, kw_only=True):
     """What is asked of the reasoning."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
 
 
@@ -99,27 +115,27 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    include: list[str] | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
+    include: list[Include] | None = None
+    max_output_tokens: TokenLimit | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Alternatives | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoiceName | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    truncation: str | None = None
+    truncation: Truncation | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     # Refused when set to anything but their neutral value: ignoring them would change the answer.
-    background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
-    max_tool_calls: int | None = None
-    context_management: Any = None
-    moderation: Any = None
+    background: Foreground | None = None
+    conversation: Refused = None
+    prompt: Refused = None
+    max_tool_calls: Refused = None
+    context_management: Refused = None
+    moderation: Refused = None
 
 
 def check_body(body: ResponsesRequest) -> None:
