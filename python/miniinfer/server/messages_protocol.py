@@ -105,7 +105,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens: what a prompt is made from."""
 
-    messages: list[InputMessage]
+    messages: Annotated[list[InputMessage], Meta(extra_json_schema={"minItems": 1})]
     model: str | None = None
     system: str | list[InputBlock] | None = None
     tools: list[Tool] | None = None
@@ -133,7 +133,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 def check_body(body: MessagesRequest) -> None:
     """Raise a 400 for what this server does not offer."""
     for name in _REFUSED:
-        if getattr(body, name) not in (None, []):
+        if getattr(body, name) is not None:
             raise invalid(name, f"{name} is not supported", "unsupported_parameter")
     if body.max_tokens < 1:
         raise invalid("max_tokens", f"max_tokens must be at least 1, got {body.max_tokens}")

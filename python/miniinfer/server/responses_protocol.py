@@ -109,7 +109,7 @@ class Reasoning(msgspec.Struct, kw_only=True):
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     """POST /v1/responses."""
 
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], Meta(extra_json_schema={"minItems": 1})]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -141,7 +141,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 def check_body(body: ResponsesRequest) -> None:
     """Raise a 400 for what this server does not offer, and for values that do not go together."""
     for name in _REFUSED:
-        if getattr(body, name) not in (None, False, []):
+        if getattr(body, name) not in (None, False):
             raise invalid(name, f"{name} is not supported", "unsupported_parameter")
     for name in body.include or ():
         if name not in _INCLUDES:
