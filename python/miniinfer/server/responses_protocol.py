@@ -35,14 +35,7 @@ _INCLUDES = frozenset(
         "reasoning.encrypted_content",
     )
 )
-_REFUSED = (
-    "background",
-    "conversation",
-    "prompt",
-    "max_tool_calls",
-    "context_management",
-    "moderation",
-)
+_REFUSED = ("conversation", "prompt", "max_tool_calls", "context_management", "moderation")
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
@@ -140,9 +133,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 def check_body(body: ResponsesRequest) -> None:
     """Raise a 400 for what this server does not offer, and for values that do not go together."""
-    for name in _REFUSED:
-        if getattr(body, name) not in (None, False):
-            raise invalid(name, f"{name} is not supported", "unsupported_parameter")
+    refused = [name for name in _REFUSED if getattr(body, name) is not None]
+    if body.background:
+        refused.append("background")
+    for name in refused:
+        raise invalid(name, f"{name} is not supported", "unsupported_parameter")
     for name in body.include or ():
         if name not in _INCLUDES:
             raise invalid(
