@@ -234,7 +234,10 @@ OF_BOTH = [
     ({"messages": [user()]}, "messages[0].content"),
     ({"messages": [user({"type": "image", "source": {}})]}, "'image'"),
     ({"messages": [user({"type": "document"})]}, "'document'"),
-    ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text"),
+    (
+        {"messages": [user({"type": "text"})]},
+        "messages[0].content[0]: object missing required field text",
+    ),
     ({"messages": [user(TOOL_USE)]}, "'tool_use'"),
     ({"messages": [USER, assistant(RESULT)]}, "'tool_result'"),
     ({"messages": [USER, assistant({**TOOL_USE, "id": None})]}, "[0].id"),

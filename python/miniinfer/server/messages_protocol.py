@@ -23,38 +23,72 @@ from .field_types import (
     TopP,
 )
 
-_REFUSED = ("container", "mcp_servers", "context_management")
+_REFUSED = ("container", "mcp_servers")
 
 
 def _one_of(*names: str) -> Any:
     return Meta(extra_json_schema={"enum": names})
 
 
-Role: TypeAlias = Annotated[str, _one_of("user", "assistant", "system")]
 ChoiceType: TypeAlias = Annotated[str, _one_of("auto", "any", "tool", "none")]
 ThinkingType: TypeAlias = Annotated[
     str, _one_of("enabled", "adaptive", "between_tools", "disabled")
 ]
 
 
-class InputBlock(msgspec.Struct, kw_only=True):
-    """One block of a message's content; which fields it needs depends on its type."""
+class TextInput(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
 
-    type: str
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[InputBlock] | None = None
+    text: str
 
 
-class InputMessage(msgspec.Struct, kw_only=True):
-    """One message of a conversation."""
+class ThinkingInput(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What an earlier answer thought; its signature is not looked at."""
 
-    role: Role
-    content: str | list[InputBlock]
+    thinking: str
+
+
+class RedactedThinkingInput(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """What another server has hidden; it is left out."""
+
+
+class ToolUseInput(msgspec.Struct, tag_field="type", tag="tool_use", kw_only=True):
+    """A tool that an earlier answer wanted used."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultInput(msgspec.Struct, tag_field="type", tag="tool_result", kw_only=True):
+    """What the use of a tool has come to."""
+
+    tool_use_id: str
+    content: str | list[TextInput] | None = None
+
+
+class UserMessage(msgspec.Struct, tag_field="role", tag="user"):
+    """What the user says, and the results of tools."""
+
+    content: (
+        NonEmpty
+        | Annotated[list[TextInput | ToolResultInput], Meta(extra_json_schema={"minItems": 1})]
+    )
+
+
+class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant"):
+    """An earlier answer, or the beginning of this one."""
+
+    content: str | list[TextInput | ThinkingInput | RedactedThinkingInput | ToolUseInput]
+
+
+class SystemMessage(msgspec.Struct, tag_field="role", tag="system"):
+    """Instructions in the course of a conversation."""
+
+    content: NonEmpty | Annotated[list[TextInput], Meta(extra_json_schema={"minItems": 1})]
+
+
+InputMessage: TypeAlias = UserMessage | AssistantMessage | SystemMessage
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -107,7 +141,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
     messages: Annotated[list[InputMessage], Meta(extra_json_schema={"minItems": 1})]
     model: str | None = None
-    system: str | list[InputBlock] | None = None
+    system: str | list[TextInput] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
@@ -127,7 +161,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     # Refused when set: ignoring them would change the answer.
     container: Refused = None
     mcp_servers: Refused = None
-    context_management: Refused = None
 
 
 def check_body(body: MessagesRequest) -> None:
