@@ -14,6 +14,8 @@ mod compiler;
 mod cursor;
 mod digits;
 mod error;
+#[cfg(test)]
+mod hostile_tests;
 mod limits;
 mod spec;
 #[cfg(test)]
