@@ -34,6 +34,7 @@ class FakeModel:
     Args:
         script: Token ids, at least one, each below `vocab_size`.
         vocab_size: Token ids below this may be given and sampled.
+        tokenizer: A `tokenizer.json` of at least as many tokens; without it token i reads `<i>`.
         eos_token_ids: Ids that end a request which does not ignore them.
         limits: The limits of `_core.Engine` by name; what is not given has a default.
     """
@@ -43,6 +44,7 @@ class FakeModel:
         script: Sequence[int],
         *,
         vocab_size: int = 4096,
+        tokenizer: bytes | None = None,
         eos_token_ids: Sequence[int] = (),
         **limits: Any,
     ) -> None:
@@ -59,7 +61,7 @@ class FakeModel:
             "max_model_len": 2048,
         }
         self.core = Core(
-            tokenizer_json=tokenizer_json(vocab_size),
+            tokenizer_json=tokenizer or tokenizer_json(vocab_size),
             vocab_size=vocab_size,
             eos_token_ids=list(eos_token_ids),
             **(defaults | limits),

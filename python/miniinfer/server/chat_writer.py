@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import UNSET, UnsetType
+
+from miniinfer.parsing import Part
 
 from .chat_message import MessageBuilder, chat_delta
 from .chat_parts import ChoiceParts
@@ -16,6 +20,7 @@ from .chat_shapes import (
     ChatLogprobs,
     chat_logprobs,
 )
+from .chunk_template import ChunkTemplate
 from .engine_api import Delta
 from .envelope import SYSTEM_FINGERPRINT, Envelope
 from .errors import ApiError
@@ -45,6 +50,7 @@ class ChatWriter:
         # Every tier is served alike, which OpenAI calls default.
         self._service_tier = UNSET if body.service_tier is None else "default"
         self._choices = [ChoiceParts(prepared.rules) for _ in range(generation.num_choices)]
+        self._templates: dict[tuple[int, str], ChunkTemplate] = {}
 
     def start(self) -> bytes:
         """Return one role chunk for each choice, and the echo if there is one."""
@@ -62,6 +68,10 @@ class ChatWriter:
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return a chunk for each part, and a finish chunk if the choice is over."""
         parts = self._choices[index].take(delta)
+        if len(parts) == 1 and self._is_text_alone(delta):
+            part = parts[0]
+            if part[0] == "content" or part[0] == "reasoning":
+                return self._text_chunk(index, part[0], part[1])
         choices = [ChatChunkChoice(index=index, delta=chat_delta(part)) for part in parts]
         logprobs = chat_logprobs(delta.logprobs or None, self._prepared.top_logprobs)
         token_ids = list(delta.token_ids) if self._with_token_ids else UNSET
@@ -86,6 +96,27 @@ class ChatWriter:
             self._chunk([choice], scores=UNSET if position else scores)
             for position, choice in enumerate(choices)
         )
+
+    def _is_text_alone(self, delta: Delta) -> bool:
+        """Whether a chunk of the delta differs in its text alone from the others."""
+        return (
+            delta.finish_reason is None
+            and not delta.logprobs
+            and delta.prompt_logprobs is None
+            and not self._with_token_ids
+            and not self._usage.always
+        )
+
+    def _text_chunk(self, index: int, kind: Literal["content", "reasoning"], text: str) -> bytes:
+        template = self._templates.get((index, kind))
+        if template is None:
+
+            def write(text: str) -> bytes:
+                part: Part = (kind, text)
+                return self._chunk([ChatChunkChoice(index=index, delta=chat_delta(part))])
+
+            template = self._templates[index, kind] = ChunkTemplate(write)
+        return template.fill(text)
 
     def end(self) -> bytes:
         """Return the usage chunk if it was asked for."""

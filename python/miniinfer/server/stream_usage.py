@@ -15,10 +15,10 @@ class StreamUsage:
     def __init__(self, source: DeltaSource, options: StreamOptions | None) -> None:
         self._source = source
         self.included = bool(options and options.include_usage)
-        self._always = self.included and bool(options and options.continuous_usage_stats)
+        self.always = self.included and bool(options and options.continuous_usage_stats)
 
     def of_chunk(self) -> Usage | UnsetType | None:
         """Return the `usage` field of a chunk with choices."""
-        if self._always:
+        if self.always:
             return self._source.usage()
         return None if self.included else UNSET

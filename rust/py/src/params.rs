@@ -73,6 +73,7 @@ pub struct SubmitParams {
     allowed_token_ids: Option<Vec<u32>>,
     #[pyo3(default)]
     bad_words: Vec<Vec<u32>>,
+    #[pyo3(default)]
     reasoning_parser: Option<String>,
     #[pyo3(default)]
     tool_parser: Option<String>,
