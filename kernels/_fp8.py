@@ -43,14 +43,17 @@ def as_mode(cache: Tensor, mode: int) -> Tensor:
 @triton.jit
 def decode_fp8(stored, MODE: tl.constexpr, dtype: tl.constexpr):
     """The numbers behind loaded elements of a cache, as `dtype`; those of `OFF` as they are."""
+    # One branch after the other: Triton compiles what follows a return, whatever the condition.
     if MODE == _OFF:
-        return stored
-    if MODE == _BITS:
+        numbers = stored
+    elif MODE == _BITS:
         # The fields of e4m3 in the places of float16's make a number 2^8 too small, and exact.
         bits = stored.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-        return (half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(dtype)
-    return stored.to(dtype)
+        numbers = (half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(dtype)
+    else:
+        numbers = stored.to(dtype)
+    return numbers
 
 
 @triton.jit
@@ -70,5 +73,7 @@ def encode_fp8(numbers, MODE: tl.constexpr):
         subnormal = units.to(tl.uint32, bitcast=True) & 0xF
         rounded = tl.where(size < (121 << 23), subnormal, normal)
         rounded = tl.where(size > 0x7F800000, 0x7F, rounded)
-        return (sign | rounded).to(tl.uint8)
-    return bounded.to(tl.float8e4nv)
+        stored = (sign | rounded).to(tl.uint8)
+    else:
+        stored = bounded.to(tl.float8e4nv)
+    return stored

@@ -95,20 +95,25 @@ def attention_options(shape: AttentionShape, traits: Traits, pairs: int) -> dict
 
 def _by_rule(shape: AttentionShape, traits: Traits, tile_d: int) -> dict[str, int]:
     wide = tile_d > 128 or shape.bytes_per_query == 4
-    tile_k = 32 if wide or traits.backend == "hip" else 64
-    warps = 4
     if shape.is_decode:
-        tile_q = 32 if wide else 64
+        tile_q, warps = 32 if wide else 64, 4
         # Two programs share a processor, so that one computes while the other waits.
-        room = traits.shared_memory // 2
+        room, most = traits.shared_memory // 2, 3
     else:
         # Hopper and later multiply 64 rows for each four warps.
         tall = traits.backend == "cuda" and traits.capability >= 90 and not wide
-        tile_q = 128 if tall else 32 if wide and shape.bytes_per_query == 4 else 64
-        warps = 8 if tall or tile_d > 128 else 4
-        room = traits.shared_memory - tile_q * tile_d * shape.bytes_per_query
-    stage = 2 * tile_k * tile_d * max(shape.bytes_per_query, shape.bytes_per_key)
-    stages = max(1, min(3, room // stage))
+        tile_q = 128 if tall else 32 if shape.bytes_per_query == 4 else 64
+        warps = 8 if tile_d > 64 else 4
+        room, most = traits.shared_memory - tile_q * tile_d * shape.bytes_per_query, 2
+    tile_k = 32 if wide or traits.backend == "hip" else 64
+    # What is multiplied lies in shared memory in the queries' type.
+    row = 2 * tile_d * shape.bytes_per_query
+    while tile_k > _LEAST_TILE and 2 * tile_k * row > room:
+        tile_k //= 2
+    buffers = max(1, min(most, room // (tile_k * row)))
+    # Keys are found through the block table, whose entries must be there before: each buffer takes
+    # a stage for either. AMD's pipeline has one kind of stage.
+    stages = 2 if traits.backend == "hip" else 2 * buffers + 1
     return {"TILE_Q": tile_q, "TILE_K": tile_k, "num_warps": warps, "num_stages": stages}
 
 
