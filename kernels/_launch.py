@@ -18,6 +18,7 @@ OPTION_NAMES = ("TILE_Q", "TILE_K", "num_warps", "num_stages")
 """What the table holds for an attention."""
 
 _ROW_TILE = 1024
+_SCAN_TILE = 4096
 # The least side of a matrix product.
 _LEAST_TILE = 16
 # Bits of a key beyond which another split of a sequence costs more than it spreads.
@@ -130,6 +131,11 @@ def split_count(programs: int, max_keys: int, traits: Traits) -> int:
 def tile_of_row(width: int) -> int:
     """How many elements of a row one program takes, where programs share a row."""
     return min(_ROW_TILE, power_of_2(width))
+
+
+def tile_of_scan(width: int) -> int:
+    """How many elements of a row one program looks at a time that goes through all of it."""
+    return min(_SCAN_TILE, max(64, power_of_2(width)))
 
 
 def warps_of_row(width: int) -> int:

@@ -24,9 +24,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import _kv_write, _paged_attention, _rms_norm, _rotary, _silu_mul
+from . import (
+    _kv_write,
+    _paged_attention,
+    _rms_norm,
+    _rotary,
+    _sample,
+    _sample_logprobs,
+    _silu_mul,
+)
 from ._fp8 import BITS, NATIVE, OFF
-from ._launch import AttentionShape, Traits, attention_options, tile_of_row, warps_of_row
+from ._launch import AttentionShape, Traits, attention_options, tile_of_row, tile_of_scan, warps_of_row
 
 MARKS = ("<!-- compiled: python -m miniinfer.kernels.compile_check -->", "<!-- /compiled -->")
 """What stands around the table in a document."""
@@ -72,6 +80,10 @@ _TYPES = dict.fromkeys(("query_start", "seq_lens", "rows", "block_table", "posit
 _TYPES |= dict.fromkeys(("scale", "soft_cap", "eps"), "fp32")
 _TYPES |= {"slot_mapping": "*i64", "cos": "*fp32", "sin": "*fp32"}
 _TYPES |= dict.fromkeys(("key_scale", "value_scale", "part_sums", "part_stats"), "*fp32")
+_SAMPLING = "values temperatures top_ps min_ps uniforms edit_repetition edit_bias logprobs"
+_TYPES |= dict.fromkeys((*_SAMPLING.split(), "top_logprobs"), "*fp32")
+_IDS = "packed_ids top_ks sampled edit_sample edit_token ranks top_ids"
+_TYPES |= dict.fromkeys(_IDS.split(), "*i32") | {"bad": "*i1"}
 _ACTIVATIONS = "query key value heads output x residual weight normed total gate_up".split()
 _CACHES = ("key_cache", "value_cache")
 
@@ -140,8 +152,26 @@ def variants(traits: Traits) -> list[Variant]:
         constants = {**heads, "INTERLEAVED": interleaved}
         kernel = "_rotary.rotary_kernel"
         found.append(Variant(f"apply_rotary {name}", kernel, _typed("bf16"), constants))
+    found += _sampling()
     found.append(Variant("silu_mul", "_silu_mul.silu_mul_kernel", _typed("bf16"), tile))
     return found
+
+
+def _sampling() -> list[Variant]:
+    tile = tile_of_scan(150_000)
+    scan = {"TILE": tile, "num_warps": warps_of_row(4 * tile)}
+    drawn = {"ALL_GREEDY": False, "FILTERED": True, **scan}
+    greedy = {"ALL_GREEDY": True, "FILTERED": False, **scan}
+    types = {"logits": "*bf16", "mask": "*i32"}
+    return [
+        Variant("sample", "_sample.sample_kernel", {}, drawn),
+        Variant("sample greedy", "_sample.sample_kernel", {"values": "*bf16"}, greedy),
+        Variant("sample mask", "_sample.mask_kernel", types, {"TILE": tile_of_row(150_000)}),
+        Variant("sample edits", "_sample.edit_kernel", {}, {"TILE": 256}),
+        Variant(
+            "sample logprobs", "_sample_logprobs.logprobs_kernel", types, {"TILE_R": 32, **scan}
+        ),
+    ]
 
 
 def compile_variant(variant: Variant, target: str) -> Usage:
@@ -172,7 +202,15 @@ def compile_variant(variant: Variant, target: str) -> Usage:
 
 _MODULES = {
     module.__name__.rpartition(".")[2]: module
-    for module in (_kv_write, _paged_attention, _rms_norm, _rotary, _silu_mul)
+    for module in (
+        _kv_write,
+        _paged_attention,
+        _rms_norm,
+        _rotary,
+        _sample,
+        _sample_logprobs,
+        _silu_mul,
+    )
 }
 
 
