@@ -6,9 +6,11 @@ No Triton here: what is decided can be looked at without a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ _ROW_TILE = 1024
 _SCAN_TILE = 4096
 # The least side of a matrix product.
 _LEAST_TILE = 16
-# Bits of a key beyond which another split of a sequence costs more than it spreads.
+# Keys below which a part of a sequence costs more than it spreads.
 _LEAST_SPLIT = 128
 _MOST_SPLITS = 64
 # How many programs a multiprocessor should have to choose from.
@@ -163,6 +165,20 @@ Table = dict[str, dict[str, dict[str, int]]]
 @functools.cache
 def _table() -> Table:
     return read_table(table_path())
+
+
+@contextlib.contextmanager
+def trial(device: str, key: str, options: dict[str, int]) -> Iterator[None]:
+    """Launch a shape in this way for a while, whatever the table says."""
+    launches = _table().setdefault(device, {})
+    before = launches.get(key)
+    launches[key] = options
+    try:
+        yield
+    finally:
+        del launches[key]
+        if before is not None:
+            launches[key] = before
 
 
 def read_table(path: Path) -> Table:

@@ -72,10 +72,10 @@ def launch(
     options = attention_options(shape, traits, pairs)
     one_tile = pairs <= options["TILE_Q"]
     tiles = batch if one_tile else requests.num_tokens * group // options["TILE_Q"] + batch
-    splits = requests.num_splits
-    if splits is None:
+    splits = 1
+    if shape.is_decode:
         max_keys = min(requests.max_seq_len, window) if window else requests.max_seq_len
-        splits = split_count(tiles * kv_heads, max_keys, traits) if shape.is_decode else 1
+        splits = requests.num_splits or split_count(tiles * kv_heads, max_keys, traits)
     parts = (output, output)
     if splits > 1:
         shape_of_parts = (*query.shape[:2], splits)

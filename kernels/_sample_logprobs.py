@@ -89,8 +89,9 @@ def logprobs_kernel(
             # Their order is that of the ids.
             _store_first(to_ids, top, TILE)
         else:
+            lowest = tl.full([], _LOWEST, tl.float32)
             least, tie, length = select(
-                row, to_ids, vocab_size, False, to_values, to_ids, _LOWEST, peak, vocab_size,
+                row, to_ids, vocab_size, False, to_values, to_ids, lowest, peak, vocab_size,
                 peak, 1.0, top, True, False, TILE,
             )  # fmt: skip
             pack(to_values, to_ids, length, True, to_values, to_ids, least, tie + 1, TILE)

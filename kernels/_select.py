@@ -190,9 +190,10 @@ def select(
     `low`, `high`: the least and the greatest value that it can have; `least_count` elements are not
     less than `low`. Leaves in `to_*` the elements that may come before it, and the number of them.
     """
+    above_count = tl.zeros([], tl.int32)
     above_weight = tl.zeros([], tl.float64)
     low, high, least_count, above_count, above_weight = narrow(
-        values, length, low, high, least_count, 0, above_weight, peak, temperature,
+        values, length, low, high, least_count, above_count, above_weight, peak, temperature,
         target, BY_COUNT, STRICT, TILE, TILE,
     )  # fmt: skip
     length = pack(values, ids, length, packed, to_values, to_ids, low, length, TILE)

@@ -55,9 +55,9 @@ def paged_attention(
     soft_cap: bounds the scores to this by a tanh (Gemma 2); no bound if None.
     key_scale, value_scale: for caches of 8 bits, float32 [1] or [Hkv]: multiplies what is read. 1 if
         None.
-    num_splits: in how many parts, at most 1024, a context is attended side by side, which changes
-        the rounding; None for what suits the device and the batch. A request's result depends on
-        the batch through this alone.
+    num_splits: in how many parts, at most 1024, the context of requests with few queries is attended
+        side by side, which changes the rounding; None for what suits the device and the batch. With
+        a fixed number a decode's result does not depend on the rest of the batch.
 
     Softmax runs in float32, tile by tile. Raises ValueError where shapes or types do not fit.
     """

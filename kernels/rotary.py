@@ -61,5 +61,6 @@ def apply_rotary_reference(
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     for heads in (query, key):
         a, b = heads[..., first].float(), heads[..., second].float()
-        heads[..., first] = (a * cosines - b * sines).to(heads.dtype)
-        heads[..., second] = (b * cosines + a * sines).to(heads.dtype)
+        # In float32 these are views of what is written: both results come before either is stored.
+        turned = a * cosines - b * sines, b * cosines + a * sines
+        heads[..., first], heads[..., second] = (part.to(heads.dtype) for part in turned)

@@ -154,7 +154,7 @@ def test_bad_rows_and_rows_without_a_token():
     logits[2] = -math.inf
     logits[3, 1:] = -math.inf
     logits[4, :150] = -1e38
-    for filters in ({}, {"top_k": 5, "top_p": 0.9}, {"temperature": 0.0}):
+    for filters in ({}, {"top_k": 5, "top_p": 0.9}):
         output = assert_equals_reference(logits, make_batch(6, num_logprobs=3, **filters))
         assert output.bad.tolist() == [True, True, False, False, False, False]
         assert output.sampled[:4].tolist() == [-1, -1, 0, 0]
@@ -237,15 +237,15 @@ def test_random_rows_of_every_kind(monkeypatch):
     def choice(values, rows):
         return [values[int(i)] for i in torch.randint(len(values), (rows,), generator=generator)]
 
-    for seed in range(6):
-        rows = 8
-        logits = random_logits(rows, 300, scale=float(1 + seed), seed=seed)
+    for seed in range(4):
+        rows = 5
+        logits = random_logits(rows, 200, scale=float(1 + seed), seed=seed)
         if seed % 2:
             logits = logits.round()
         batch = make_batch(
             rows,
             temperature=choice([0.0, 0.3, 1.0, 2.5], rows),
-            top_k=choice([0, 1, 2, 50, 200, 299, 300], rows),
+            top_k=choice([0, 1, 2, 50, 150, 199, 200], rows),
             top_p=choice([1.0, 0.99, 0.8, 0.1], rows),
             min_p=choice([0.0, 0.0, 0.01, 0.5], rows),
             uniform=torch.rand(rows, generator=generator).tolist(),
