@@ -20,8 +20,8 @@ def find_request(program, query_start, batch, GROUP: tl.constexpr, TILE_Q: tl.co
     """The request of a program, and the first of its pairs that the program takes.
 
     Request b's programs begin at `query_start[b] * GROUP // TILE_Q + b`. That leaves it as many as
-    its pairs need, or one more, which finds no pair left. So the number of programs follows from the
-    number of tokens and requests, and the host need not know how the tokens are shared out.
+    its pairs need, or one more, which finds no pair left. So the number of programs follows from
+    those of tokens and requests, and the host need not know how the tokens are shared out.
     """
     origin = tl.load(query_start)
     low = 0

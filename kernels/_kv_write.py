@@ -92,7 +92,9 @@ def write_kv_kernel(
             if key_scale is not None:
                 new_key /= tl.load(key_scale + head * key_scale_stride, mask=inside, other=1.0)
             if value_scale is not None:
-                new_value /= tl.load(value_scale + head * value_scale_stride, mask=inside, other=1.0)
+                new_value /= tl.load(
+                    value_scale + head * value_scale_stride, mask=inside, other=1.0
+                )
             new_key = encode_fp8(new_key, FP8)
             new_value = encode_fp8(new_value, FP8)
         key_slot = key_cache + block * key_block_stride + place * key_slot_stride

@@ -152,7 +152,7 @@ def power_of_2(least: int) -> int:
 
 def table_path() -> Path:
     """Where measured launches are kept: MINIINFER_KERNEL_TABLE, or a file in the cache folder."""
-    from ..fetch import cache_directory
+    from miniinfer.fetch import cache_directory
 
     named = os.environ.get("MINIINFER_KERNEL_TABLE")
     return Path(named) if named else cache_directory() / "kernels.json"

@@ -187,7 +187,7 @@ def paged_attention_kernel(
 ):
     """The attention of TILE_Q pairs of query and head of one request, over a part of its keys.
 
-    Softmax over tiles of keys (Dao and others, 2022); parts that others join (Flash-Decoding, 2023).
+    Softmax over tiles of keys (Dao and others, 2022); parts joined later (Flash-Decoding, 2023).
     With ONE_TILE a request has no more than one tile of pairs, and its index is the program's.
     """
     kv_head = tl.program_id(1)

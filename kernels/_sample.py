@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..sampling import SampleOutput, SamplingBatch
-from ..sampling_params import GREEDY_TEMPERATURE
+from miniinfer.sampling import SampleOutput, SamplingBatch
+from miniinfer.sampling_params import GREEDY_TEMPERATURE
+
 from ._launch import power_of_2, tile_of_row, tile_of_scan, warps_of_row
 from ._sample_logprobs import launch_logprobs
 from ._select import find_peak, load_values, pack, select, sum_closely, sum_weights, weights_of
@@ -188,7 +189,7 @@ def draw_by_id(row, vocab_size, peak, temperature, share, TILE: tl.constexpr):
     lane = tl.arange(0, TILE)
     target = share * sum_weights(row, vocab_size, peak, temperature, TILE)
     up_to = tl.zeros([], tl.float64)
-    # The tile in which the sum passes the target, or where rounding keeps it, the last with a weight.
+    # The tile in which the sum passes the target; if rounding keeps it, the last with a weight.
     tile = 0
     before = up_to
     for start in range(0, vocab_size, TILE):

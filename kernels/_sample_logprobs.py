@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..sampling import SampleOutput
+from miniinfer.sampling import SampleOutput
+
 from ._launch import power_of_2, tile_of_scan, warps_of_row
 from ._select import count_above, find_peak, pack, select, sum_weights
 

@@ -97,9 +97,9 @@ def narrow(
     """Bring `low` and `high`, values between which the element lies, together.
 
     `least_count` elements are not less than `low`, `above_*` are of those greater than `high`. The
-    element is the first up to which the sum exceeds the target (STRICT), or reaches it. Ends when no
-    more than `enough` elements are not less than `low`, or there is one value left. Both bounds are
-    values of the row from the first step on. Returns them and their sums.
+    element is the first up to which the sum exceeds the target (STRICT), or reaches it. Ends when
+    no more than `enough` elements are not less than `low`, or there is one value left. Returns the
+    bounds and their sums.
     """
     lane = tl.arange(0, TILE)
     while (low < high) & (least_count > enough):

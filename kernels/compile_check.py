@@ -34,7 +34,14 @@ from . import (
     _silu_mul,
 )
 from ._fp8 import BITS, NATIVE, OFF
-from ._launch import AttentionShape, Traits, attention_options, tile_of_row, tile_of_scan, warps_of_row
+from ._launch import (
+    AttentionShape,
+    Traits,
+    attention_options,
+    tile_of_row,
+    tile_of_scan,
+    warps_of_row,
+)
 
 MARKS = ("<!-- compiled: python -m miniinfer.kernels.compile_check -->", "<!-- /compiled -->")
 """What stands around the table in a document."""
@@ -84,12 +91,12 @@ _SAMPLING = "values temperatures top_ps min_ps uniforms edit_repetition edit_bia
 _TYPES |= dict.fromkeys((*_SAMPLING.split(), "top_logprobs"), "*fp32")
 _IDS = "packed_ids top_ks sampled edit_sample edit_token ranks top_ids"
 _TYPES |= dict.fromkeys(_IDS.split(), "*i32") | {"bad": "*i1"}
-_ACTIVATIONS = "query key value heads output x residual weight normed total gate_up".split()
+_ACTIVATIONS = "query key value heads output x residual weight normed total gate_up"
 _CACHES = ("key_cache", "value_cache")
 
 
 def _typed(name: str) -> dict[str, str]:
-    return dict.fromkeys((*_ACTIVATIONS, *_CACHES), f"*{name}")
+    return dict.fromkeys((*_ACTIVATIONS.split(), *_CACHES), f"*{name}")
 
 
 def _attention(
@@ -97,9 +104,11 @@ def _attention(
 ) -> Variant:
     wide = dtype == "fp32"
     pairs = group * queries
-    shape = AttentionShape(head_dim, group, 4 if wide else 2, 1 if fp8 else 4 if wide else 2, pairs <= 64)
+    shape = AttentionShape(
+        head_dim, group, 4 if wide else 2, 1 if fp8 else 4 if wide else 2, pairs <= 64
+    )
     decode = queries == 1
-    constants = {
+    constants: dict[str, Any] = {
         "HEADS": 8 * group,
         "GROUP": group,
         "HEAD_DIM": head_dim,
@@ -138,13 +147,17 @@ def variants(traits: Traits) -> list[Variant]:
     found.append(_attention(traits, 128, 4, queries=512, fp8=fp8))
     found.append(_attention(traits, 64, 4, queries=512, dtype="fp32"))
     join = {"HEADS": 32, "HEAD_DIM": 128, "SPLITS": 8, "TILE_S": 8, "TILE_D": 128, "num_warps": 1}
-    found.append(Variant("join_splits", "_paged_attention.join_splits_kernel", _typed("bf16"), join))
+    found.append(
+        Variant("join_splits", "_paged_attention.join_splits_kernel", _typed("bf16"), join)
+    )
     tile = {"TILE": tile_of_row(1024)}
     scales = {"key_scale": None, "value_scale": None}
     write = "_kv_write.write_kv_kernel"
     found.append(Variant("write_kv bf16", write, _typed("bf16"), {"FP8": OFF, **tile, **scales}))
     caches = dict.fromkeys(_CACHES, _FP8_TYPES[fp8])
-    found.append(Variant("write_kv bf16/e4m3", write, _typed("bf16") | caches, {"FP8": fp8, **tile}))
+    found.append(
+        Variant("write_kv bf16/e4m3", write, _typed("bf16") | caches, {"FP8": fp8, **tile})
+    )
     row = {"HAS_RESIDUAL": True, "WIDTH": 4096, "num_warps": warps_of_row(4096)}
     found.append(Variant("add_rms_norm", "_rms_norm.rms_norm_kernel", _typed("bf16"), row))
     heads = {"HEADS": 32, "HALF": 64}
@@ -179,9 +192,7 @@ def compile_variant(variant: Variant, target: str) -> Usage:
     gpu, _ = TARGETS[target]
     module, _, function = variant.kernel.partition(".")
     kernel = getattr(_MODULES[module], function)
-    options = {
-        name: value for name, value in variant.constants.items() if name.startswith("num_")
-    }
+    options = {name: value for name, value in variant.constants.items() if name.startswith("num_")}
     constants = {name: value for name, value in variant.constants.items() if name not in options}
     types = _TYPES | variant.types
     signature = {
@@ -192,7 +203,7 @@ def compile_variant(variant: Variant, target: str) -> Usage:
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name.endswith("stride") and "scale" not in name
+        if signature[name].startswith("*") or (name.endswith("stride") and "scale" not in name)
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=gpu, options=options)
@@ -220,7 +231,7 @@ def _cuda_usage(asm: Any) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
         binary.write(asm["cubin"])
         binary.flush()
-        command = [tool, "--dump-resource-usage", binary.name]
+        command = [str(tool), "--dump-resource-usage", binary.name]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     [registers] = re.findall(r"REG:(\d+)", report)
     # These kernels have no arrays of their own, so that a stack holds spilled registers only.
@@ -277,8 +288,12 @@ def write_table(document: Path, usages: Iterable[Usage]) -> None:
 def main() -> None:
     """Compile, and print or write the table."""
     parser = argparse.ArgumentParser(description="Compile every kernel for several GPUs.")
-    parser.add_argument("--json", action="store_true", help="print JSON, one object for each kernel")
-    parser.add_argument("--write", type=Path, metavar="DOCUMENT", help="put the table in a document")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, one object for each kernel"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="DOCUMENT", help="put the table in a document"
+    )
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     arguments = parser.parse_args()

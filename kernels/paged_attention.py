@@ -53,11 +53,11 @@ def paged_attention(
     scale: multiplies the scores; 1 / sqrt(D) if None.
     window: how many positions a token sees, itself among them; all if None.
     soft_cap: bounds the scores to this by a tanh (Gemma 2); no bound if None.
-    key_scale, value_scale: for caches of 8 bits, float32 [1] or [Hkv]: multiplies what is read. 1 if
-        None.
-    num_splits: in how many parts, at most 1024, the context of requests with few queries is attended
-        side by side, which changes the rounding; None for what suits the device and the batch. With
-        a fixed number a decode's result does not depend on the rest of the batch.
+    key_scale, value_scale: for caches of 8 bits, float32 [1] or [Hkv]: multiplies what is read. 1
+        if None.
+    num_splits: in how many parts, at most 1024, the context of requests with few queries is
+        attended side by side, which changes the rounding; None for what suits the device and the
+        batch. With a fixed number a decode's result does not depend on the rest of the batch.
 
     Softmax runs in float32, tile by tile. Raises ValueError where shapes or types do not fit.
     """
@@ -163,7 +163,9 @@ def _check_numbers(
     num_splits: int | None,
 ) -> None:
     if not 0 <= num_decodes <= requests:
-        raise ValueError(f"num_decodes must be between 0 and {requests} requests; got {num_decodes}")
+        raise ValueError(
+            f"num_decodes must be between 0 and {requests} requests; got {num_decodes}"
+        )
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1; got {window}")
     if soft_cap is not None and not soft_cap > 0:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..sampling import SampleOutput, SamplingBatch
-from ..sampling import sample as sample_in_torch
+from miniinfer.sampling import SampleOutput, SamplingBatch
+from miniinfer.sampling import sample as sample_in_torch
+
 from ._dispatch import check_dense, check_shape, use_triton
 
 
@@ -22,8 +23,8 @@ def sample(
     """Choose one token per row of `logits`, [N, V] with dense rows, by the parameters in `batch`.
 
     What is chosen, the order of the filters and the rules for equal logits are those of
-    `miniinfer.sampling.sample`: the same token, unless the uniform number lies so close to the border
-    of two that rounding decides. `logits` may have any float type and are left as they are.
+    `miniinfer.sampling.sample`: the same token, unless the uniform number lies so close to the
+    border of two that rounding decides. `logits` may have any float type and are left as they are.
     mask: int32 or uint32 [N, ceil(vocab_size / 32)], dense rows; the token of id t may be chosen
         if bit t % 32 of word t // 32 of its row is 1. None allows all. A row without an allowed
         token takes the first. Log probabilities do not know of the mask.
@@ -50,7 +51,9 @@ def sample_reference(
     columns = logits.shape[1] if vocab_size is None else vocab_size
     wide = logits[:, :columns].float()
     # That function edits in place.
-    allowed = wide.clone() if mask is None else wide.masked_fill(~_unpack(mask, columns), -torch.inf)
+    allowed = (
+        wide.clone() if mask is None else wide.masked_fill(~_unpack(mask, columns), -torch.inf)
+    )
     output = sample_in_torch(allowed, replace(batch, num_logprobs=-1), columns)
     if batch.num_logprobs >= 0:
         everything = replace(batch, num_logprobs=columns, all_greedy=True)

@@ -36,7 +36,9 @@ def make_case(
     order = torch.randperm(len(requests) + 1, generator=generator)[: len(requests)]
     table = torch.full((len(requests) + 1, max(counts, default=0) + 2), 2**30, dtype=torch.int32)
     caches = [
-        torch.full((len(free), block_size, kv_heads, head_dim), math.nan, dtype=cache_dtype or dtype)
+        torch.full(
+            (len(free), block_size, kv_heads, head_dim), math.nan, dtype=cache_dtype or dtype
+        )
         for _ in range(2)
     ]
     for row, count, (_, length) in zip(order.tolist(), counts, requests, strict=True):

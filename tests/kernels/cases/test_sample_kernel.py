@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from miniinfer.kernels import sample, sample_reference
-from miniinfer.kernels import _launch
+from miniinfer.kernels import _launch, sample, sample_reference
 from miniinfer.sampling import SamplingBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
