@@ -24,7 +24,7 @@ from . import _check_accuracy, _check_speed
 from ._check_result import Result, Sizes
 
 DEVICE_SIZES = Sizes(
-    head_dims=(64, 80, 96, 128, 256),
+    head_dims=(128, 64, 80, 96, 256),
     context=1500,
     copy_bytes=1 << 31,
     decodes=32,

@@ -13,7 +13,7 @@ def test_every_case_passes_in_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, env=environment, capture_output=True, text=True, timeout=560, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
