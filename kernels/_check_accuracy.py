@@ -34,7 +34,7 @@ def _compare(name: str, actual: Tensor, expected: Tensor, dtype: torch.dtype) ->
 
 
 def check_attention(sizes: Sizes, device: torch.device) -> Iterator[Result]:
-    """Decodes beside chunks: the first head size in every type and cache, the others in bfloat16."""
+    """Decodes beside chunks: one head size in every type and cache, the others in bfloat16."""
     length = sizes.context
     requests = [(1, length), (1, 1), (1, 17), (0, 8), (length // 3, length), (5, 33)]
     kinds = [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]

@@ -78,7 +78,8 @@ def test_without_triton_the_references_run():
     code = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *more: None if name == 'triton' else find(name, *more)\n"
+        "def without(name, *more): return None if name == 'triton' else find(name, *more)\n"
+        "importlib.util.find_spec = without\n"
         "sys.modules['triton'] = None\n"
         "import torch, miniinfer.attention_triton, miniinfer.kernels as kernels\n"
         "assert kernels.silu_mul(torch.ones(2, 8)).shape == (2, 4)\n"
