@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from miniinfer.sampling import SamplingBatch
+from miniinfer.sampling import SamplingBatch, TokenMasks
 
 from ._check_result import Result, Sizes
 from ._measure import attention_case
@@ -150,12 +150,20 @@ def check_sample(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     """Tokens, ranks and log probabilities against the torch sampler on the CPU."""
     rows, vocab = sizes.samples, sizes.vocab
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
-    mask = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab // 32)), dtype=torch.int32)
+    chosen = torch.arange(0, rows, 2, dtype=torch.int32)
+    words = torch.randint(-(2**31), 2**31 - 1, (len(chosen), -(-vocab // 32)), dtype=torch.int32)
     host = torch.device("cpu")
-    for name, words in (("sample", None), ("sample mask", mask)):
-        expected = sample_reference(logits, sampling_batch(rows, host), mask=words)
-        there = None if words is None else words.to(device)
-        actual = sample(logits.to(device), sampling_batch(rows, device), mask=there)
+    for name, masked in (("sample", False), ("sample masked", True)):
+        ours, theirs = (
+            sampling_batch(
+                rows,
+                place,
+                masks=TokenMasks(chosen.to(place), words.to(place)) if masked else None,
+            )
+            for place in (device, host)
+        )
+        expected = sample_reference(logits, theirs)
+        actual = sample(logits.to(device), ours)
         same = actual.sampled.cpu() == expected.sampled
         different = int((~same).sum())
         found = f"{different} of {rows} tokens differ"
@@ -165,8 +173,8 @@ def check_sample(sizes: Sizes, device: torch.device) -> Iterator[Result]:
         ids = bool((actual.top_ids.cpu() == expected.top_ids).all())
         yield Result(f"{name} top ids", "equal" if ids else "different", ids)
         for field in ("logprob", "top_logprobs"):
-            ours, theirs = getattr(actual, field).cpu(), getattr(expected, field)
-            yield _compare(f"{name} {field}", ours[same], theirs[same], torch.float32)
+            numbers = (getattr(actual, field).cpu()[same], getattr(expected, field)[same])
+            yield _compare(f"{name} {field}", *numbers, torch.float32)
 
 
 CHECKS = (check_attention, check_kv_write, check_rows, check_sample)

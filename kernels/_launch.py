@@ -106,7 +106,7 @@ def _by_rule(shape: AttentionShape, traits: Traits, tile_d: int) -> dict[str, in
         # Hopper and later multiply 64 rows for each four warps.
         tall = traits.backend == "cuda" and traits.capability >= 90 and not wide
         tile_q = 128 if tall else 32 if shape.bytes_per_query == 4 else 64
-        warps = 8 if tile_d > 64 else 4
+        warps = 8 if tall or tile_d > 64 else 4
         room, most = traits.shared_memory - tile_q * tile_d * shape.bytes_per_query, 2
     tile_k = 32 if wide or traits.backend == "hip" else 64
     # What is multiplied lies in shared memory in the queries' type.

@@ -23,17 +23,15 @@ _GREEDY_TEMPERATURE = tl.constexpr(GREEDY_TEMPERATURE)
 _EDITS = 256
 
 
-def launch(
-    logits: Tensor, batch: SamplingBatch, vocab_size: int, mask: Tensor | None
-) -> SampleOutput:
-    """Run the kernels: a copy of the logits with mask and edits, then a program for each row."""
+def launch(logits: Tensor, batch: SamplingBatch, vocab_size: int) -> SampleOutput:
+    """Run the kernels: a copy of the logits with edits and masks, then a program for each row."""
     count = logits.shape[0]
     sampled = torch.empty(count, dtype=torch.int32, device=logits.device)
     bad = torch.empty(count, dtype=torch.bool, device=logits.device)
     output = SampleOutput(sampled, bad)
     is_filtered = batch.any_top_k or batch.any_top_p or batch.any_min_p
     is_filtered = is_filtered and not batch.all_greedy
-    is_edited = mask is not None or batch.edit_token.numel() > 0
+    is_edited = batch.masks is not None or batch.edit_token.numel() > 0
     logprobs = batch.num_logprobs >= 0
     # Packing writes over a row, and the ids of what is packed.
     packs = is_filtered or logprobs
@@ -42,7 +40,7 @@ def launch(
     values = logits
     if is_edited or packs:
         values = torch.empty(shape, dtype=torch.float32, device=logits.device)
-        _edit(logits, values, batch, mask)
+        _edit(logits, values, batch)
     tile = tile_of_scan(vocab_size)
     sample_kernel[(count,)](
         values,
@@ -66,18 +64,9 @@ def launch(
     return output
 
 
-def _edit(logits: Tensor, values: Tensor, batch: SamplingBatch, mask: Tensor | None) -> None:
-    count, vocab_size = values.shape
-    tile = tile_of_row(vocab_size)
-    mask_kernel[(count, triton.cdiv(vocab_size, tile))](
-        logits,
-        mask,
-        values,
-        logits.stride(0),
-        0 if mask is None else mask.stride(0),
-        vocab_size,
-        TILE=tile,
-    )
+def _edit(logits: Tensor, values: Tensor, batch: SamplingBatch) -> None:
+    vocab_size = values.shape[1]
+    values.copy_(logits[:, :vocab_size])
     edits = batch.edit_token.numel()
     if edits:
         edit_kernel[(triton.cdiv(edits, _EDITS),)](
@@ -90,27 +79,35 @@ def _edit(logits: Tensor, values: Tensor, batch: SamplingBatch, mask: Tensor | N
             vocab_size,
             TILE=min(_EDITS, power_of_2(edits)),
         )
+    if batch.masks is not None and batch.masks.rows.numel():
+        tile = tile_of_row(vocab_size)
+        mask_kernel[(batch.masks.rows.numel(), triton.cdiv(vocab_size, tile))](
+            values,
+            batch.masks.rows,
+            batch.masks.bits,
+            batch.masks.bits.stride(0),
+            vocab_size,
+            TILE=tile,
+        )
 
 
 @triton.jit
 def mask_kernel(
-    logits,  # [N, >= vocab_size]
-    mask,  # int32 [N, ceil(vocab_size / 32)], or None
     values,  # float32 [N, vocab_size]
-    logits_stride,
-    mask_stride,
+    rows,  # int32 [R]
+    bits,  # int32 [R, ceil(vocab_size / 32)]
+    bits_stride,
     vocab_size,
     TILE: tl.constexpr,
 ):
-    """`TILE` logits of one row, -inf where their bit is 0."""
-    row = tl.program_id(0).to(tl.int64)
+    """`TILE` logits of one masked row become -inf where their bit is 0."""
+    mask = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + mask).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)  # [TILE]
     inside = column < vocab_size
-    numbers = tl.load(logits + row * logits_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if mask is not None:
-        word = tl.load(mask + row * mask_stride + column // 32, mask=inside, other=0)
-        numbers = tl.where(((word >> (column % 32)) & 1) != 0, numbers, float("-inf"))
-    tl.store(values + row * vocab_size + column, numbers, mask=inside)
+    word = tl.load(bits + mask * bits_stride + column // 32, mask=inside, other=0)
+    refused = ((word >> (column % 32)) & 1) == 0
+    tl.store(values + row * vocab_size + column, float("-inf"), mask=inside & refused)
 
 
 @triton.jit

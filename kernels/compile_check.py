@@ -89,7 +89,7 @@ _TYPES |= {"slot_mapping": "*i64", "cos": "*fp32", "sin": "*fp32"}
 _TYPES |= dict.fromkeys(("key_scale", "value_scale", "part_sums", "part_stats"), "*fp32")
 _SAMPLING = "values temperatures top_ps min_ps uniforms edit_repetition edit_bias logprobs"
 _TYPES |= dict.fromkeys((*_SAMPLING.split(), "top_logprobs"), "*fp32")
-_IDS = "packed_ids top_ks sampled edit_sample edit_token ranks top_ids"
+_IDS = "bits packed_ids top_ks sampled edit_sample edit_token ranks top_ids"
 _TYPES |= dict.fromkeys(_IDS.split(), "*i32") | {"bad": "*i1"}
 _ACTIVATIONS = "query key value heads output x residual weight normed total gate_up"
 _CACHES = ("key_cache", "value_cache")
@@ -175,11 +175,11 @@ def _sampling() -> list[Variant]:
     scan = {"TILE": tile, "num_warps": warps_of_row(4 * tile)}
     drawn = {"ALL_GREEDY": False, "FILTERED": True, **scan}
     greedy = {"ALL_GREEDY": True, "FILTERED": False, **scan}
-    types = {"logits": "*bf16", "mask": "*i32"}
+    types = {"logits": "*bf16"}
     return [
         Variant("sample", "_sample.sample_kernel", {}, drawn),
         Variant("sample greedy", "_sample.sample_kernel", {"values": "*bf16"}, greedy),
-        Variant("sample mask", "_sample.mask_kernel", types, {"TILE": tile_of_row(150_000)}),
+        Variant("sample mask", "_sample.mask_kernel", {}, {"TILE": tile_of_row(150_000)}),
         Variant("sample edits", "_sample.edit_kernel", {}, {"TILE": 256}),
         Variant(
             "sample logprobs", "_sample_logprobs.logprobs_kernel", types, {"TILE_R": 32, **scan}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from miniinfer.kernels import _launch, sample, sample_reference
-from miniinfer.sampling import SamplingBatch
+from miniinfer.sampling import SamplingBatch, TokenMasks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -47,10 +47,10 @@ def random_logits(rows, vocab, scale=3.0, seed=0):
     return (torch.randn(rows, vocab, generator=generator) * scale).to(DEVICE)
 
 
-def assert_equals_reference(logits, batch, vocab_size=None, mask=None):
+def assert_equals_reference(logits, batch, vocab_size=None):
     before = logits.clone()
-    output = sample(logits, batch, vocab_size, mask=mask)
-    expected = sample_reference(logits, batch, vocab_size, mask=mask)
+    output = sample(logits, batch, vocab_size)
+    expected = sample_reference(logits, batch, vocab_size)
     assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "the logits were changed"
     assert output.sampled.dtype == torch.int32
     assert torch.equal(output.bad, expected.bad)
@@ -177,23 +177,31 @@ def test_edits():
 
 
 @pytest.mark.parametrize("vocab", [31, 32, 33, 1000])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint32])
-def test_mask_of_a_grammar(vocab, dtype):
+@pytest.mark.parametrize("padding", [0, 5])
+def test_masks_of_grammars(vocab, padding):
     generator = torch.Generator().manual_seed(3)
-    allowed = torch.rand(5, vocab, generator=generator) < 0.2
+    allowed = torch.rand(5, vocab, generator=generator) < 0.3
     allowed[0] = False
     allowed[0, vocab - 1] = True
     allowed[1] = False
     bits = torch.nn.functional.pad(allowed, (0, -vocab % 32)).unflatten(1, (-1, 32)).long()
-    words = (bits << torch.arange(32)).sum(-1)
-    mask = words.to(torch.uint32).view(dtype).to(DEVICE)
-    batch = make_batch(5, top_p=[1.0, 1.0, 0.9, 1.0, 0.7], temperature=[1.0, 1.0, 1.0, 0.0, 2.0])
-    batch.num_logprobs = 4
-    output = assert_equals_reference(random_logits(5, vocab), batch, mask=mask)
+    words = (bits << torch.arange(32)).sum(-1).to(torch.uint32).view(torch.int32).to(DEVICE)
+    # Rows 1 and 4 may choose any token.
+    rows = torch.tensor([0, 2, 3, 5, 6], dtype=torch.int32, device=DEVICE)
+    batch = make_batch(
+        7,
+        top_p=[1.0, 1.0, 0.9, 1.0, 0.7, 0.9, 1.0],
+        temperature=[1.0, 1.0, 1.0, 0.0, 2.0, 2.0, 1.0],
+        num_logprobs=4,
+        masks=TokenMasks(rows, words),
+    )
+    logits = random_logits(7, vocab + padding)
+    logits[:, vocab:] = math.nan
+    output = assert_equals_reference(logits, batch, vocab)
     assert output.sampled[0] == vocab - 1
-    assert output.sampled[1] == 0
-    for row in range(2, 5):
-        assert allowed[row, output.sampled[row]]
+    assert output.sampled[2] == 0
+    for row, mask in ((3, 2), (5, 3), (6, 4)):
+        assert allowed[mask, output.sampled[row]]
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 1, 20, 70, 5000])
