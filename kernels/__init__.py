@@ -9,6 +9,7 @@ from .kv_write import write_kv, write_kv_reference
 from .paged_attention import paged_attention, paged_attention_reference
 from .rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from .rotary import apply_rotary, apply_rotary_reference
+from .sample import sample, sample_reference
 from .silu_mul import silu_mul, silu_mul_reference
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "paged_attention_reference",
     "rms_norm",
     "rms_norm_reference",
+    "sample",
+    "sample_reference",
     "silu_mul",
     "silu_mul_reference",
     "write_kv",

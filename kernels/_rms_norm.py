@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ._launch import power_of_2, warps_of_row
+
 
 def launch(
     x: Tensor,
@@ -24,7 +26,7 @@ def launch(
     rows, width = x.shape
     if rows == 0 or width == 0:
         return
-    _rms_norm_kernel[(rows,)](
+    rms_norm_kernel[(rows,)](
         x,
         x if residual is None else residual,
         weight,
@@ -35,17 +37,18 @@ def launch(
         width,
         eps,
         HAS_RESIDUAL=residual is not None,
-        WIDTH=triton.next_power_of_2(width),
+        WIDTH=power_of_2(width),
+        num_warps=warps_of_row(width),
     )
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x,
-    residual,
-    weight,
-    normed,
-    total,
+def rms_norm_kernel(
+    x,  # [R, width]
+    residual,  # [R, width]
+    weight,  # [width]
+    normed,  # [R, width]
+    total,  # [R, width]
     x_stride,
     residual_stride,
     width,
@@ -53,8 +56,9 @@ def _rms_norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
+    """The norm of one row."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDTH)
+    column = tl.arange(0, WIDTH)  # [WIDTH]
     inside = column < width
     dtype = normed.dtype.element_ty
     values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)

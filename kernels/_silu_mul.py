@@ -11,23 +11,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 1024
+from ._launch import tile_of_row
 
 
 def launch(gate_up: Tensor, output: Tensor) -> None:
-    """Run the kernel: one program for each row and `_TILE` columns."""
+    """Run the kernel: one program for each row and `TILE` columns."""
     rows, width = output.shape
     if rows == 0 or width == 0:
         return
-    tile = min(_TILE, triton.next_power_of_2(width))
+    tile = tile_of_row(width)
     grid = (rows, triton.cdiv(width, tile))
-    _silu_mul_kernel[grid](gate_up, output, gate_up.stride(0), width, TILE=tile)
+    silu_mul_kernel[grid](gate_up, output, gate_up.stride(0), width, TILE=tile)
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, output, stride, width, TILE: tl.constexpr):
+def silu_mul_kernel(
+    gate_up,  # [T, 2 * width]
+    output,  # [T, width]
+    stride,
+    width,
+    TILE: tl.constexpr,
+):
+    """`TILE` columns of one row."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)  # [TILE]
     inside = column < width
     dtype = output.dtype.element_ty
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)

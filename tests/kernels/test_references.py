@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from miniinfer import kernels
+from miniinfer.sampling import SamplingBatch, TokenMasks
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -126,6 +127,10 @@ def test_shapes_are_checked(message):
         ({"query_start": torch.zeros(3, dtype=torch.int32)}, "query_start must have shape"),
         ({"value_cache": random(3, 4, 2, 7)}, "value_cache must have shape"),
         ({"window": 0}, "window must be at least 1; got 0"),
+        ({"soft_cap": 0.0}, "soft_cap must be greater than 0; got 0.0"),
+        ({"num_splits": 0}, "num_splits must be between 1 and 1024; got 0"),
+        ({"num_decodes": 2}, "num_decodes must be between 0 and 1 requests; got 2"),
+        ({"value_scale": torch.ones(1)}, "value_scale is for a cache of"),
     ],
 )
 def test_attention_arguments_are_checked(changed, message):
@@ -142,3 +147,41 @@ def test_attention_arguments_are_checked(changed, message):
     kernels.paged_attention(**arguments)
     with pytest.raises(ValueError, match=message):
         kernels.paged_attention(**(arguments | changed))
+
+
+def test_sampling_arguments_are_checked():
+    def batch(rows, **changes):
+        index = torch.arange(rows)
+        numbers = dict.fromkeys(("temperature", "top_p", "min_p", "uniform"), index.float())
+        numbers |= {"edit_sample": index[:0], "edit_token": index[:0]}
+        numbers |= {"edit_repetition": index[:0].float(), "edit_bias": index[:0].float()}
+        flags = dict.fromkeys(("all_greedy", "any_top_k", "any_top_p", "any_min_p"), False)
+        return SamplingBatch(**numbers, top_k=index, **flags, num_logprobs=-1, **changes)
+
+    rows, words = torch.zeros(1).int(), torch.zeros(1, 2).int()
+    for arguments, message in (
+        ((random(6), batch(2)), "must be floats"),
+        ((torch.zeros(2, 3).int(), batch(2)), "must be floats"),
+        ((random(2, 3), batch(2), 4), "between 1 and 3 columns; got 4"),
+        ((random(2, 0), batch(2)), "between 1 and 0 columns"),
+        ((random(3, 2).t(), batch(2)), "dimensions of logits must be contiguous"),
+        ((random(2, 3), batch(3)), "temperature must have shape"),
+        ((random(2, 65), batch(2, masks=TokenMasks(rows, words))), "masks.bits must have shape"),
+        ((random(2, 64), batch(2, masks=TokenMasks(rows, words.long()))), "bits must be int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernels.sample(*arguments)
+
+
+def test_types_and_scales_of_caches_are_checked():
+    keys, cache = random(2, 2, 4), torch.zeros(3, 2, 2, 4)
+    small, slots = cache.to(torch.float8_e4m3fn), torch.zeros(2).long()
+    for caches, scale, message in (
+        ((cache, small), None, "must be both torch.float32 or both torch.float8_e4m3fn"),
+        ((cache.half(), cache.half()), None, "got torch.float16 and torch.float16"),
+        ((cache, cache), torch.ones(1), "key_scale is for a cache of torch.float8_e4m3fn"),
+        ((small, small), torch.ones(3), r"float32 of shape \(1,\) or \(2,\)"),
+        ((small, small), torch.ones(2).half(), "got torch.float16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernels.write_kv(keys, keys, *caches, slots, key_scale=scale)

@@ -8,11 +8,19 @@ import torch
 from miniinfer.kernels import paged_attention, paged_attention_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def make_case(
-    requests, *, block_size=16, heads=4, kv_heads=2, head_dim=64, dtype=torch.float32, seed=0
+    requests,
+    *,
+    block_size=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    dtype=torch.float32,
+    cache_dtype=None,
+    seed=0,
 ):
     """Arguments for `requests`, pairs of (queries, context length), in a cache full of NaN.
 
@@ -28,7 +36,9 @@ def make_case(
     order = torch.randperm(len(requests) + 1, generator=generator)[: len(requests)]
     table = torch.full((len(requests) + 1, max(counts, default=0) + 2), 2**30, dtype=torch.int32)
     caches = [
-        torch.full((len(free), block_size, kv_heads, head_dim), math.nan, dtype=dtype)
+        torch.full(
+            (len(free), block_size, kv_heads, head_dim), math.nan, dtype=cache_dtype or dtype
+        )
         for _ in range(2)
     ]
     for row, count, (_, length) in zip(order.tolist(), counts, requests, strict=True):
@@ -37,7 +47,7 @@ def make_case(
             table[row, index] = block
             used = min(block_size, length - index * block_size)
             for cache in caches:
-                cache[block, :used] = random(used, kv_heads, head_dim)
+                cache[block, :used] = random(used, kv_heads, head_dim).to(cache.dtype)
     starts = torch.tensor([0] + [queries for queries, _ in requests]).cumsum(0)
     arguments = (
         random(int(starts[-1]), heads, head_dim),
@@ -50,11 +60,17 @@ def make_case(
     return tuple(argument.to(DEVICE) for argument in arguments)
 
 
-def assert_equals_reference(arguments, window=None, soft_cap=None, scale=None):
+def assert_equals_reference(arguments, scale=None, num_splits=None, num_decodes=0, **options):
     query = arguments[0]
     queries = int(arguments[3].diff().max()) if len(arguments[4]) else 0
-    options = {"window": window, "soft_cap": soft_cap}
-    output = paged_attention(*arguments, max_query_len=queries, scale=scale, **options)
+    output = paged_attention(
+        *arguments,
+        max_query_len=queries,
+        scale=scale,
+        num_splits=num_splits,
+        num_decodes=num_decodes,
+        **options,
+    )
     default = query.shape[2] ** -0.5
     expected = paged_attention_reference(*arguments, scale=scale or default, **options)
     assert output.shape == query.shape
@@ -67,7 +83,7 @@ def assert_equals_reference(arguments, window=None, soft_cap=None, scale=None):
 MIXED = [(1, 1), (1, 16), (1, 17), (5, 5), (0, 9), (7, 40), (1, 70)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_head_sizes(head_dim, dtype):
     assert_equals_reference(make_case([(1, 33), (3, 20)], head_dim=head_dim, dtype=dtype))
@@ -146,7 +162,7 @@ def test_strided_query_and_cache():
 
 def test_a_request_does_not_depend_on_its_neighbours():
     arguments = make_case(MIXED, head_dim=16)
-    together = paged_attention(*arguments, max_query_len=7)
+    together = paged_attention(*arguments, max_query_len=7, num_splits=3)
     query, key_cache, value_cache, starts, lengths, rows, table = arguments
     for request in range(len(MIXED)):
         start, end = starts[request : request + 2].tolist()
@@ -159,8 +175,89 @@ def test_a_request_does_not_depend_on_its_neighbours():
             rows[request : request + 1],
             table,
             max_query_len=7,
+            num_splits=3,
         )
         assert torch.equal(alone, together[start:end])
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Memory that is newly allocated holds NaN, so that what a kernel leaves out shows."""
+    for name in ("empty", "empty_like"):
+        allocate = getattr(torch, name)
+
+        def poison(*args, allocate=allocate, **kwargs):
+            new = allocate(*args, **kwargs)
+            return new.fill_(math.nan) if new.is_floating_point() else new
+
+        monkeypatch.setattr(torch, name, poison)
+
+
+@pytest.mark.parametrize("num_splits", [2, 3, 12])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 528])
+def test_splits_of_decodes(length, num_splits, poisoned):
+    case = make_case([(1, length), (0, 5), (1, 33)], heads=5, kv_heads=1, head_dim=16)
+    assert_equals_reference(case, num_splits=num_splits)
+
+
+def test_splits_of_several_queries_windows_and_caps(poisoned):
+    case = make_case([(3, 200), (1, 1), (2, 70)], heads=8, head_dim=48)
+    for window in (None, 1, 40, 1000):
+        assert_equals_reference(case, num_splits=4, window=window, soft_cap=20.0)
+
+
+@pytest.mark.parametrize("num_decodes", [0, 1, 3])
+def test_decodes_beside_chunks(num_decodes, poisoned):
+    requests = [(1, 1), (1, 90), (1, 17), (80, 85), (0, 4), (3, 40)]
+    case = make_case(requests, head_dim=16)
+    assert_equals_reference(case, num_decodes=num_decodes, num_splits=2)
+    assert_equals_reference(make_case(requests[:3], head_dim=16), num_decodes=3)
+
+
+def test_many_ragged_requests(poisoned):
+    # More requests than a step of the search for one, some of no query, some of several tiles.
+    lengths = [1, 0, 37, 2, 0, 0, 65, 1, 16, 17, 33, 1, 0]
+    case = make_case([(length, length + 3) for length in lengths], heads=4, kv_heads=1, head_dim=16)
+    assert_equals_reference(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_cache_of_8_bits(dtype, per_head, poisoned):
+    case = make_case(
+        [(1, 40), (9, 30), (1, 7)], head_dim=80, dtype=dtype, cache_dtype=torch.float8_e4m3fn
+    )
+    scales = torch.tensor([0.25, 3.0] if per_head else [0.5], device=DEVICE)
+    for options in ({}, {"num_splits": 2}):
+        assert_equals_reference(case, key_scale=scales, value_scale=scales * 1.5, **options)
+    assert_equals_reference(case, value_scale=scales, window=11)
+    assert_equals_reference(case)
+
+
+def test_great_block_ids_do_not_overflow_a_product_of_32_bits():
+    # Only the pages that are touched take memory. 70000 * 32768 elements are more than 2^31.
+    cache = torch.empty(70_001, 16, 8, 256, dtype=torch.bfloat16, device=DEVICE)
+    cache[70_000] = torch.randn(16, 8, 256)
+    ints = {"dtype": torch.int32, "device": DEVICE}
+    arguments = (
+        torch.randn(1, 8, 256).to(DEVICE, torch.bfloat16),
+        cache,
+        cache,
+        torch.tensor([0, 1], **ints),
+        torch.tensor([9], **ints),
+        torch.zeros(1, **ints),
+        torch.tensor([[70_000]], **ints),
+    )
+    assert_equals_reference(arguments)
+
+
+def test_strided_block_table():
+    query, keys, values, starts, lengths, rows, table = make_case([(1, 40), (3, 20)], head_dim=16)
+    wide = torch.full((table.shape[0], 2 * table.shape[1]), 2**30, dtype=torch.int32, device=DEVICE)
+    wide[:, : table.shape[1]] = table
+    strided = wide[:, : table.shape[1]]
+    assert not strided.is_contiguous()
+    assert_equals_reference((query, keys, values, starts, lengths, rows, strided))
 
 
 def test_blocks_beyond_2_31_elements():

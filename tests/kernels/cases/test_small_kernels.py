@@ -71,15 +71,18 @@ def test_rotary(tokens, heads, kv_heads, head_dim, half, dtype):
     angles = random(50, half, seed=3) * 10
     positions = torch.arange(tokens, device=DEVICE, dtype=torch.int32) * 11 % 50
     packed = random(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
-    results = []
-    for apply in (kernels.apply_rotary, kernels.apply_rotary_reference):
-        copy = packed.clone()
-        query, key, _ = copy.split((heads, kv_heads, kv_heads), 1)
-        apply(query, key, positions, angles.cos(), angles.sin())
-        results.append(copy)
-    assert_near(*results)
-    assert torch.equal(results[0][..., 2 * half :], packed[..., 2 * half :])
-    assert torch.equal(results[0][:, heads + kv_heads :], packed[:, heads + kv_heads :])
+    # Scaled, and two halves of one table, as models keep them.
+    table = torch.cat((angles.cos(), angles.sin()), 1) * 1.25
+    for interleaved in (False, True):
+        results = []
+        for apply in (kernels.apply_rotary, kernels.apply_rotary_reference):
+            copy = packed.clone()
+            query, key, _ = copy.split((heads, kv_heads, kv_heads), 1)
+            apply(query, key, positions, *table.chunk(2, 1), interleaved=interleaved)
+            results.append(copy)
+        assert_near(*results)
+        assert torch.equal(results[0][..., 2 * half :], packed[..., 2 * half :])
+        assert torch.equal(results[0][:, heads + kv_heads :], packed[:, heads + kv_heads :])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,6 +104,45 @@ def test_write_kv(tokens, block_size, kv_heads, head_dim, dtype):
     assert torch.equal(*results)
     written = (results[0] != 7).flatten(3).any(-1).sum()
     assert written == 2 * (slots >= 0).sum()
+
+
+def every_fp8():
+    """All finite numbers of the type, the halves between them, and what lies just beside these."""
+    finite = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    finite = finite[finite.isfinite()].sort().values
+    halves = (finite[1:] + finite[:-1]) / 2
+    edges = torch.tensor([1e-9, 2.0**-11, 447.0, 448.0, 464.0, 1e6, 3e38, math.inf, -math.inf])
+    numbers = torch.cat((finite, halves, halves * (1 + 2e-7), halves * (1 - 2e-7), edges))
+    return torch.cat((numbers, numbers.new_full((1,), math.nan)))
+
+
+def test_write_kv_rounds_to_8_bits_as_torch_does():
+    numbers = every_fp8().to(DEVICE)
+    cache = torch.zeros(1, 1, 1, len(numbers), device=DEVICE).to(torch.float8_e4m3fn)
+    other = cache.clone()
+    key = numbers.view(1, 1, -1)
+    kernels.write_kv(key, -key, cache, other, torch.tensor([0], device=DEVICE))
+    for stored, wanted in ((cache, numbers), (other, -numbers)):
+        expected = wanted.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+        actual = stored.view(-1).view(torch.uint8)
+        # A NaN has a sign that means nothing.
+        same = (actual == expected) | (((actual | expected) & 0x7F) == 0x7F)
+        assert same.all(), wanted[~same]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [None, [0.3], [0.01, 2.0, 7.0]])
+def test_write_kv_to_8_bits_with_scales(scale, dtype):
+    packed = random(6, 6, 80, dtype=dtype) * 30
+    key, value = packed.chunk(2, 1)
+    slots = torch.tensor([5, -1, 0, 17, 23, 2], device=DEVICE)
+    scales = None if scale is None else torch.tensor(scale, device=DEVICE)
+    results = []
+    for write in (kernels.write_kv, kernels.write_kv_reference):
+        caches = torch.full((2, 6, 4, 3, 80), 7.0, device=DEVICE).to(torch.float8_e4m3fn)
+        write(key, value, *caches, slots, key_scale=scales, value_scale=scales)
+        results.append(caches.view(torch.uint8))
+    assert torch.equal(*results)
 
 
 def test_write_kv_into_one_tensor_of_keys_and_values():
