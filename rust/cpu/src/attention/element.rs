@@ -1,0 +1,2 @@
+//! Element.
+pub trait Element {}

@@ -1,0 +1,2 @@
+//! Attention over the paged cache.
+pub mod element;
