@@ -15,11 +15,23 @@ __all__ = ["ModelRunner"]
 
 
 class ModelRunner:
-    """Runs planned steps over one model and its KV cache of `num_blocks` blocks."""
+    """Runs planned steps over one model and its KV cache of `num_blocks` blocks.
+
+    `kv_dtype`: of the cache; by default the model's.
+    """
 
     def __init__(
-        self, model: LlamaModel, *, num_blocks: int, block_size: int, vocab_size: int
+        self,
+        model: LlamaModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        from .cpu.attention import CpuAttention
+        from .cpu.model import CpuLlamaModel
+
         config = model.config
         self.model = model
         self.vocab_size = vocab_size
@@ -29,10 +41,13 @@ class ModelRunner:
             block_size,
             config.num_kv_heads,
             config.head_dim,
-            model.dtype,
+            model.dtype if kv_dtype is None else kv_dtype,
             model.device,
         )
-        model.attention = TorchAttention(self.cache)
+        if isinstance(model, CpuLlamaModel):
+            model.attention = CpuAttention(self.cache)
+        else:
+            model.attention = TorchAttention(self.cache)
 
     @torch.inference_mode()
     def run(self, buffers: StepBuffers) -> None:

@@ -364,6 +364,7 @@ fn multiply(
             for (index, tile) in tiles.get().iter().enumerate() {
                 let job = TileJob {
                     panel: bytes,
+                    next: if index == 0 && panel + 1 < panels { matrix.panel(panel + 1).as_ptr() } else { std::ptr::null() },
                     groups: matrix.groups(),
                     tile: *tile,
                     output: outputs.panel(panel, index * crate::activations::TILE),

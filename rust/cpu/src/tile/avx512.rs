@@ -42,8 +42,15 @@ unsafe fn multiply<const LAYOUT: usize, const WIDTH: usize>(job: &TileJob) {
         let mut minima = job.panel.add(layout.minimum_offset(job.groups, 0));
         let mut inputs = tile.codes;
         let mut totals = [Avx512::splat(0.0); WIDTH];
+        let line_bytes = layout.panel_bytes(1);
         for group in 0..job.groups {
             let place = group * WIDTH;
+            if !job.next.is_null() {
+                let ahead = job.next.add(group * line_bytes);
+                for line in 0..line_bytes / 64 {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.add(line * 64).cast());
+                }
+            }
             let dots = group_dots::<LAYOUT, WIDTH>(codes, inputs, tile.offsets.add(place));
             let scale = numbers(layout, scales);
             for row in 0..WIDTH {

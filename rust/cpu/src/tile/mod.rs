@@ -22,6 +22,8 @@ const _: () = assert!(PANEL == LANES, "a row of a panel's outputs is one vector"
 pub struct TileJob {
     /// The panel's bytes, at a cache line.
     pub panel: *const u8,
+    /// The panel that comes next, to be fetched meanwhile, or null.
+    pub next: *const u8,
     /// Groups of inputs.
     pub groups: usize,
     /// The rows.
