@@ -236,9 +236,8 @@ def parse(
 
 def set_kernel_threads(threads: int) -> None: ...
 def kernel_isa() -> str: ...
-def rms_norm(
-    x: int, weight: int, epsilon: float, out: int, count: int, columns: int
-) -> None: ...
+def rms_norm(x: int, weight: int, epsilon: float, out: int, count: int, columns: int) -> None: ...
+
 @final
 class PackedLinear:
     """A linear layer's weights."""
@@ -289,5 +288,5 @@ class PagedAttention:
         norm: int,
         epsilon: float,
         rotary: tuple[int, int],
-        step: tuple[int, int, int, int, int, int, int, int, int, int],
+        step: tuple[int, ...],
     ) -> None: ...

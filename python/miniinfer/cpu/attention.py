@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,10 @@ __all__ = ["CpuAttention", "StepArrays"]
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """One step's arrays, as all layers use them."""
+    """One step's arrays, checked, as all layers use them."""
 
-    addresses: tuple[int, int, int, int, int, int, int, int, int, int]
+    arguments: tuple[tuple[int, int], tuple[int, ...]]
+    """The last two arguments of the kernel's `step`."""
     batch: ForwardBatch
     """Holds the memory."""
 
@@ -34,30 +36,37 @@ class CpuAttention:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         blocks, block_size, heads, head_dim = cache.keys[0].shape
-        scales = cache.scales or [None] * len(cache.keys)
+        scales: Sequence[tuple[Tensor, Tensor] | None] = cache.scales or [None] * len(cache.keys)
         layers = [
             (keys.data_ptr(), values.data_ptr(), *_scale_addresses(pair))
             for keys, values, pair in zip(cache.keys, cache.values, scales, strict=True)
         ]
         dtype = str(cache.keys[0].dtype).removeprefix("torch.")
-        self._kernel = PagedAttention(layers, dtype, blocks, block_size, heads, head_dim)
+        self.kernel = PagedAttention(layers, dtype, blocks, block_size, heads, head_dim)
         self._kv_heads, self._head_dim = heads, head_dim
 
-    def prepare(self, batch: ForwardBatch) -> StepArrays:
-        """Check a step's arrays, once for all layers."""
+    def prepare(self, batch: ForwardBatch, rotary_table: Tensor) -> StepArrays:
+        """Check a step's arrays, once for all layers. `rotary_table`: float32 [P, D]."""
         for name, dtype in _DTYPES.items():
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype is not dtype or not tensor.is_contiguous():
                 raise ValueError(f"{name} must be {dtype} and contiguous, got {tensor.dtype}")
-        tokens, requests = len(batch.positions), len(batch.seq_lens)
-        lengths = (len(batch.slot_mapping), len(batch.query_start), len(batch.rows))
+        _check("rotary_table", rotary_table, (rotary_table.shape[0], self._head_dim))
+        tokens, requests = batch.positions.shape[0], batch.seq_lens.shape[0]
+        lengths = (batch.slot_mapping.shape[0], batch.query_start.shape[0], batch.rows.shape[0])
         if lengths != (tokens, requests + 1, requests):
             raise ValueError(
                 f"slot_mapping, query_start and rows have {lengths} elements for {tokens} tokens "
                 f"of {requests} requests"
             )
-        addresses = tuple(getattr(batch, name).data_ptr() for name in _DTYPES)
-        return StepArrays((*addresses, tokens, requests, *batch.block_table.shape), batch)
+        addresses = (getattr(batch, name).data_ptr() for name in _DTYPES)
+        return StepArrays(
+            (
+                (rotary_table.data_ptr(), rotary_table.shape[0]),
+                (*addresses, tokens, requests, *batch.block_table.shape),
+            ),
+            batch,
+        )
 
     def step(
         self,
@@ -65,36 +74,33 @@ class CpuAttention:
         heads: Tensor,
         out: Tensor,
         arrays: StepArrays,
-        rotary_table: Tensor,
-        window: int | None,
+        window: int | None = None,
         norm: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> Tensor:
         """Causal attention of the step's tokens.
 
         `heads`: float32 [T, (Hq + 2 Hkv) D], queries, keys and values as projected; queries and keys
-        are normed (`norm`: [Hq + Hkv, D]) and rotated in place. `out`: float32 [T, Hq D].
-        `rotary_table`: float32 [P, D]. `window`: how many positions a token sees, None for all.
-        Raises `ValueError` for positions, slots or blocks that do not exist.
+        are normed (`norm`: [Hq + Hkv, D]) and rotated in place, and keys and values stored. `out`:
+        float32 [T, Hq D]. `window`: how many positions a token sees, None for all. Raises
+        `ValueError` for positions, slots or blocks that do not exist.
         """
-        tokens = len(arrays.batch.positions)
+        tokens = arrays.batch.positions.shape[0]
         num_heads = out.shape[1] // self._head_dim
-        width = (num_heads + 2 * self._kv_heads) * self._head_dim
-        _check(heads, (tokens, width))
-        _check(out, (tokens, num_heads * self._head_dim))
-        _check(rotary_table, (len(rotary_table), self._head_dim))
+        _check("heads", heads, (tokens, (num_heads + 2 * self._kv_heads) * self._head_dim))
+        _check("out", out, (tokens, num_heads * self._head_dim))
         if norm is not None:
-            _check(norm, (num_heads + self._kv_heads, self._head_dim))
-        self._kernel.step(
+            _check("norm", norm, (num_heads + self._kv_heads, self._head_dim))
+        weight = 0 if norm is None else norm.data_ptr()
+        self.kernel.step(
             layer,
             heads.data_ptr(),
             out.data_ptr(),
             num_heads,
             window or 0,
-            0 if norm is None else norm.data_ptr(),
+            weight,
             epsilon,
-            (rotary_table.data_ptr(), len(rotary_table)),
-            arrays.addresses,
+            *arrays.arguments,
         )
         return out
 
@@ -113,10 +119,10 @@ def _scale_addresses(pair: tuple[Tensor, Tensor] | None) -> tuple[int, int]:
     return (0, 0) if pair is None else (pair[0].data_ptr(), pair[1].data_ptr())
 
 
-def _check(tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tensor.dtype is torch.float32 and tensor.shape == shape and tensor.is_contiguous():
         return
     raise ValueError(
-        f"the kernels take float32 {list(shape)}, contiguous, "
+        f"{name} must be float32 {list(shape)} and contiguous, "
         f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     )

@@ -32,10 +32,10 @@ class QuantLinear:
     """
 
     def __init__(self, parts: Sequence[Part], bias: Sequence[float] | None = None) -> None:
-        self._packed = PackedLinear(list(parts), None if bias is None else list(bias))
-        self.rows = self._packed.rows
-        self.columns = self._packed.columns
-        self.num_bytes = self._packed.num_bytes
+        self.kernel = PackedLinear(list(parts), None if bias is None else list(bias))
+        self.rows = self.kernel.rows
+        self.columns = self.kernel.columns
+        self.num_bytes = self.kernel.num_bytes
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -53,9 +53,7 @@ class QuantLinear:
         if norm is not None:
             _check_tensor("norm", norm, (self.columns,))
         weight = 0 if norm is None else norm.data_ptr()
-        self._packed.forward(
-            x.data_ptr(), out.data_ptr(), len(x), weight, epsilon, False, False
-        )
+        self.kernel.forward(x.data_ptr(), out.data_ptr(), x.shape[0], weight, epsilon, False, False)
         return out
 
     def add_to(self, x: Tensor, out: Tensor, *, silu: bool = False) -> Tensor:
@@ -64,7 +62,7 @@ class QuantLinear:
         `silu`: x is [T, 2 * columns], and SiLU of its first half times its second half is multiplied.
         """
         self._check(x, 2 * self.columns if silu else self.columns, out)
-        self._packed.forward(x.data_ptr(), out.data_ptr(), len(x), 0, 0.0, silu, True)
+        self.kernel.forward(x.data_ptr(), out.data_ptr(), x.shape[0], 0, 0.0, silu, True)
         return out
 
     def gather(self, indices: Tensor, out: Tensor) -> Tensor:
@@ -74,12 +72,12 @@ class QuantLinear:
         """
         _check_tensor("indices", indices, (len(indices),), "int32")
         _check_tensor("out", out, (len(indices), self.columns))
-        self._packed.gather(indices.data_ptr(), len(indices), out.data_ptr())
+        self.kernel.gather(indices.data_ptr(), len(indices), out.data_ptr())
         return out
 
     def _check(self, x: Tensor, columns: int, out: Tensor) -> None:
-        _check_tensor("x", x, (len(x), columns))
-        _check_tensor("out", out, (len(x), self.rows))
+        _check_tensor("x", x, (x.shape[0], columns))
+        _check_tensor("out", out, (x.shape[0], self.rows))
 
 
 def _check_tensor(

@@ -55,7 +55,7 @@ def read_host_weights(
     threads: int = GGUFWeights.threads,
     packing: Packing | None = None,
 ) -> HostWeights:
-    """Read the weights of a GGUF file, dequantised to float32 or packed. Arguments as `load_model`'s.
+    """Read a GGUF file's weights, dequantised to float32 or packed. Arguments as `load_model`'s.
 
     Raises `ModelLoadError` or `GGUFError`.
     """

@@ -29,9 +29,11 @@ class KVCache:
     """Keys and values of every layer, in blocks.
 
     `keys[layer]` and `values[layer]`: [num_blocks, block_size, num_kv_heads, head_dim] of `dtype`,
-    uninitialised. `scales[layer]`: for int8 alone, what a step of the keys and of the values is worth,
-    float32 [num_blocks, block_size, num_kv_heads] each. Raises `KVCacheError`, with the numbers and the settings to change, when the
-    memory cannot be had, and `ValueError` for a size that is not positive.
+    uninitialised. `scales[layer]`: for int8 alone, what 1 in the keys and in the values is worth,
+    float32 [num_blocks, block_size, num_kv_heads] each.
+
+    Raises `KVCacheError`, with the numbers and the settings to change, when the memory cannot be
+    had, and `ValueError` for a size that is not positive.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class SafetensorsWeights:
         self.read(name, torch.from_numpy(target))
 
     def raw(self, name: str) -> tuple[int, npt.NDArray[np.uint8]]:
-        """Number of a ggml type, and the rows in it: uint8 [rows, bytes]; bfloat16, else float32."""
+        """Number of a ggml type, bfloat16 or float32, and the rows in it: uint8 [rows, bytes]."""
         part = self._slice(name)
         if part.get_dtype() == "BF16":
             return _GGML_BF16, part[...].contiguous().view(torch.uint8).numpy()

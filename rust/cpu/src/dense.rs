@@ -7,7 +7,12 @@
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled early enough for the compiler to keep arrays in registers"
+)]
 
+use crate::attention::element::{Bf16, Element};
 use crate::error::PackError;
 use crate::half::bf16_to_f32;
 use crate::isa::Isa;
@@ -193,30 +198,24 @@ unsafe fn multiply_rows<V: Vector, const COUNT: usize>(job: &PanelJob<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match job.kind {
-            DenseType::F32 => multiply_with::<V, COUNT>(job, |weights, input| {
-                V::load(weights.cast::<f32>().add(input * PANEL))
-            }),
-            DenseType::Bf16 => multiply_with::<V, COUNT>(job, |weights, input| {
-                V::load_bf16(weights.cast::<u16>().add(input * PANEL))
-            }),
+            DenseType::F32 => multiply_with::<V, f32, COUNT>(job),
+            DenseType::Bf16 => multiply_with::<V, Bf16, COUNT>(job),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn multiply_with<V: Vector, const COUNT: usize>(
-    job: &PanelJob<'_>,
-    load: impl Fn(*const u8, usize) -> V,
-) {
-    let (weights, columns) = (job.weights.as_ptr(), job.columns);
+unsafe fn multiply_with<V: Vector, E: Element, const COUNT: usize>(job: &PanelJob<'_>) {
+    let (weights, columns) = (job.weights.as_ptr().cast::<E>(), job.columns);
     // SAFETY: COUNT rows of `columns` inputs, and 16 weights for each input.
     unsafe {
         let mut sums = [V::splat(0.0); COUNT];
-        let rows: [*const f32; COUNT] = std::array::from_fn(|row| job.input.as_ptr().add(row * columns));
+        let rows = job.input.as_ptr();
         for input in 0..columns {
-            let weight = load(weights, input);
-            for (sum, row) in sums.iter_mut().zip(rows) {
-                *sum = V::splat(*row.add(input)).fma(weight, *sum);
+            let weight = E::load::<V>(weights.add(input * PANEL));
+            for row in 0..COUNT {
+                let value = V::splat(*rows.add(row * columns + input));
+                sums[row] = value.fma(weight, sums[row]);
             }
         }
         for (row, sum) in sums.into_iter().enumerate() {

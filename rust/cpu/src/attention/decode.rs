@@ -8,6 +8,10 @@
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled early enough for the compiler to keep arrays in registers"
+)]
 
 use super::cache::LayerCache;
 use super::context::{RUN, Slots};
@@ -234,14 +238,27 @@ unsafe fn score<V: Vector, E: Element, const COUNT: usize>(
     // SAFETY: the caller's promise; vectors end where the head does.
     unsafe {
         let mut sums = [V::splat(0.0); COUNT];
-        for start in (0..size).step_by(LANES) {
+        let query = query.as_ptr();
+        let mut start = 0;
+        while start + LANES <= size {
+            let key = E::load::<V>(key.add(start));
+            for (row, sum) in sums.iter_mut().enumerate() {
+                *sum = V::load(query.add(row * size + start)).fma(key, *sum);
+            }
+            start += LANES;
+        }
+        if start < size {
             let key = E::load_first::<V>(key.add(start), size - start);
             for (row, sum) in sums.iter_mut().enumerate() {
-                let query = crate::rows::load::<V>(&query[row * size..][..size], start);
+                let query = V::load_first(query.add(row * size + start), size - start);
                 *sum = query.fma(key, *sum);
             }
         }
-        sums.map(|sum| sum.sum())
+        let mut scores = [0.0; COUNT];
+        for (score, sum) in scores.iter_mut().zip(sums) {
+            *score = sum.sum();
+        }
+        scores
     }
 }
 
@@ -288,18 +305,19 @@ unsafe fn add_values<V: Vector, E: Element, const COUNT: usize, const VECTORS: u
         let mut sums = [[V::splat(0.0); VECTORS]; COUNT];
         for (index, slot) in job.slots.get().iter().enumerate() {
             let value = values.add(cache.place(*slot, job.head) + column);
-            let parts: [V; VECTORS] = std::array::from_fn(|vector| {
+            let mut parts = [V::splat(0.0); VECTORS];
+            for vector in 0..VECTORS {
                 let start = vector * LANES;
-                if VECTORS == WIDE {
+                parts[vector] = if VECTORS == WIDE {
                     E::load(value.add(start))
                 } else {
                     E::load_first(value.add(start), size - column - start)
-                }
-            });
-            for (sums, weights) in sums.iter_mut().zip(weights) {
-                let weight = V::splat(weights[index]);
-                for (sum, part) in sums.iter_mut().zip(parts) {
-                    *sum = weight.fma(part, *sum);
+                };
+            }
+            for row in 0..COUNT {
+                let weight = V::splat(weights[row][index]);
+                for vector in 0..VECTORS {
+                    sums[row][vector] = weight.fma(parts[vector], sums[row][vector]);
                 }
             }
         }

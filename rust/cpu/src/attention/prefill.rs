@@ -8,6 +8,10 @@
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled early enough for the compiler to keep arrays in registers"
+)]
 
 use super::cache::LayerCache;
 use super::context::Slots;
@@ -276,19 +280,21 @@ unsafe fn score_rows<V: Vector, const COUNT: usize>(
     unsafe {
         let mut sums = [[V::splat(0.0); VECTORS]; COUNT];
         for column in 0..job.cache.head_dim() {
-            let key: [V; VECTORS] =
-                std::array::from_fn(|vector| V::load(keys.add(column * TILE + vector * LANES)));
-            for (index, sums) in sums.iter_mut().enumerate() {
+            let mut key = [V::splat(0.0); VECTORS];
+            for vector in 0..VECTORS {
+                key[vector] = V::load(keys.add(column * TILE + vector * LANES));
+            }
+            for index in 0..COUNT {
                 let query = V::splat(*queries.add(index * job.padded + column));
-                for (sum, key) in sums.iter_mut().zip(key) {
-                    *sum = query.fma(key, *sum);
+                for vector in 0..VECTORS {
+                    sums[index][vector] = query.fma(key[vector], sums[index][vector]);
                 }
             }
         }
         let weights = scratch.weights[row * TILE..][..COUNT * TILE].as_mut_ptr();
-        for (index, sums) in sums.into_iter().enumerate() {
-            for (vector, sum) in sums.into_iter().enumerate() {
-                sum.store(weights.add(index * TILE + vector * LANES));
+        for index in 0..COUNT {
+            for vector in 0..VECTORS {
+                sums[index][vector].store(weights.add(index * TILE + vector * LANES));
             }
         }
     }
@@ -348,27 +354,30 @@ unsafe fn add_values<V: Vector, const COUNT: usize, const WIDE: usize>(
     let sums_at = scratch.sums[row * job.padded..][..COUNT * job.padded].as_mut_ptr();
     // SAFETY: the caller's promise.
     unsafe {
-        let at = |index: usize, vector: usize| {
-            sums_at.add(index * job.padded + column + vector * LANES)
-        };
-        let mut sums: [[V; WIDE]; COUNT] = std::array::from_fn(|index| {
+        let mut sums = [[V::splat(0.0); WIDE]; COUNT];
+        for index in 0..COUNT {
             let factor = V::splat(factors[index]);
-            std::array::from_fn(|vector| V::load(at(index, vector)).mul(factor))
-        });
+            for vector in 0..WIDE {
+                let from = sums_at.add(index * job.padded + column + vector * LANES);
+                sums[index][vector] = V::load(from).mul(factor);
+            }
+        }
         for position in 0..TILE {
-            let parts: [V; WIDE] = std::array::from_fn(|vector| {
-                V::load(values.add(position * job.padded + vector * LANES))
-            });
-            for (index, sums) in sums.iter_mut().enumerate() {
+            let mut parts = [V::splat(0.0); WIDE];
+            for vector in 0..WIDE {
+                parts[vector] = V::load(values.add(position * job.padded + vector * LANES));
+            }
+            for index in 0..COUNT {
                 let weight = V::splat(*weights.add(index * TILE + position));
-                for (sum, part) in sums.iter_mut().zip(parts) {
-                    *sum = weight.fma(part, *sum);
+                for vector in 0..WIDE {
+                    sums[index][vector] = weight.fma(parts[vector], sums[index][vector]);
                 }
             }
         }
-        for (index, sums) in sums.into_iter().enumerate() {
-            for (vector, sum) in sums.into_iter().enumerate() {
-                sum.store(at(index, vector));
+        for index in 0..COUNT {
+            for vector in 0..WIDE {
+                let to = sums_at.add(index * job.padded + column + vector * LANES);
+                sums[index][vector].store(to);
             }
         }
     }

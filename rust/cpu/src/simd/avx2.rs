@@ -24,10 +24,6 @@ impl Avx2 {
         unsafe { Self(_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(last)) }
     }
 
-    #[inline(always)]
-    unsafe fn zip(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
-        Self(f(self.0, other.0), f(self.1, other.1))
-    }
 }
 
 // SAFETY: the trait asks that AVX2, FMA and F16C are enabled, and memory is used as it says.
@@ -75,42 +71,42 @@ unsafe impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
         unsafe {
-            let widen = |half: *const u16| {
-                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(half.cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-            };
-            Self(widen(from), widen(from.add(8)))
+            let first = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let last = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+            Self(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(first)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(last)),
+            )
         }
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
         unsafe {
-            let widen = |half: *const i8| {
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(half.cast())))
-            };
-            Self(widen(from), widen(from.add(8)))
+            let first = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
+            let last = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            Self(_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(last))
         }
     }
 
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        unsafe { self.zip(other, |a, b| _mm256_add_ps(a, b)) }
+        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        unsafe { self.zip(other, |a, b| _mm256_sub_ps(a, b)) }
+        unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        unsafe { self.zip(other, |a, b| _mm256_mul_ps(a, b)) }
+        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
-        unsafe { self.zip(other, |a, b| _mm256_div_ps(a, b)) }
+        unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
@@ -125,17 +121,20 @@ unsafe impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        unsafe { self.zip(other, |a, b| _mm256_max_ps(a, b)) }
+        unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        unsafe { self.zip(other, |a, b| _mm256_min_ps(a, b)) }
+        unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
     }
 
     #[inline(always)]
     unsafe fn abs(self) -> Self {
-        unsafe { self.zip(Self::splat(-0.0), |a, sign| _mm256_andnot_ps(sign, a)) }
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            Self(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
+        }
     }
 
     #[inline(always)]
@@ -151,11 +150,13 @@ unsafe impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn exp2_integer(self) -> Self {
         unsafe {
-            let power = |lanes: __m256| {
-                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(lanes), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-            };
-            Self(power(self.0), power(self.1))
+            let bias = _mm256_set1_epi32(127);
+            let first = _mm256_add_epi32(_mm256_cvtps_epi32(self.0), bias);
+            let last = _mm256_add_epi32(_mm256_cvtps_epi32(self.1), bias);
+            Self(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(first)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(last)),
+            )
         }
     }
 
@@ -181,9 +182,11 @@ unsafe impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn zero_below(self, probe: Self, limit: f32) -> Self {
         unsafe {
-            let limit = Self::splat(limit);
-            let keep = probe.zip(limit, |a, b| _mm256_cmp_ps::<_CMP_NLT_UQ>(a, b));
-            self.zip(keep, |a, b| _mm256_and_ps(a, b))
+            let limit = _mm256_set1_ps(limit);
+            Self(
+                _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_NLT_UQ>(probe.0, limit)),
+                _mm256_and_ps(self.1, _mm256_cmp_ps::<_CMP_NLT_UQ>(probe.1, limit)),
+            )
         }
     }
 }

@@ -3,6 +3,9 @@
 //! Kernels in floating point are written once over [`Vector`] and compiled once for each
 //! implementation, inside a function that enables its instructions (`dispatch!`). Sums have the
 //! same order everywhere; only whether a product is rounded before it is added differs.
+//!
+//! A closure is a function of its own, without those instructions: what calls a vector's methods
+//! must be plain loops, or each method becomes a call.
 #![expect(unsafe_code, reason = "vectors are read from and written to raw memory")]
 #![expect(
     clippy::inline_always,

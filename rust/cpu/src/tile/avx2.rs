@@ -9,6 +9,10 @@
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled early enough for the compiler to keep arrays in registers"
+)]
 
 use super::{Kernel, TileJob, by_layout};
 use crate::layout::{Layout, PANEL, STEP};
@@ -71,8 +75,9 @@ unsafe fn multiply_rows<const LAYOUT: usize, const COUNT: usize>(job: &TileJob, 
             if layout.has_minimum() {
                 let from = job.panel.add(layout.minimum_offset(job.groups, group));
                 let minimum = numbers(layout, from);
-                for (row, total) in totals.iter_mut().enumerate() {
-                    *total = minimum.fma(Avx2::splat(*tile.sums.add(place + row)), *total);
+                for row in 0..COUNT {
+                    let sum = Avx2::splat(*tile.sums.add(place + row));
+                    totals[row] = minimum.fma(sum, totals[row]);
                 }
             }
         }
@@ -101,24 +106,27 @@ unsafe fn half_dots<const LAYOUT: usize, const COUNT: usize>(
                 let both = _mm256_load_si256(codes.add(run * RUN).cast());
                 let low = _mm256_and_si256(both, mask);
                 let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
-                for (row, dot) in dots.iter_mut().enumerate() {
+                for row in 0..COUNT {
                     let first = four(inputs.add((run * width + row) * STEP));
                     let last = four(inputs.add(((run + half) * width + row) * STEP));
-                    *dot = _mm256_add_epi16(*dot, _mm256_maddubs_epi16(low, first));
-                    *dot = _mm256_add_epi16(*dot, _mm256_maddubs_epi16(high, last));
+                    dots[row] = _mm256_add_epi16(dots[row], _mm256_maddubs_epi16(low, first));
+                    dots[row] = _mm256_add_epi16(dots[row], _mm256_maddubs_epi16(high, last));
                 }
             }
-            return dots.map(|dot| _mm256_madd_epi16(dot, ones));
+            for row in 0..COUNT {
+                dots[row] = _mm256_madd_epi16(dots[row], ones);
+            }
+            return dots;
         }
         let sign = _mm256_set1_epi8(-128);
         for step in 0..layout.steps() {
             let weights = _mm256_load_si256(codes.add(step * RUN).cast());
             let weights = _mm256_xor_si256(weights, sign);
             let magnitudes = _mm256_abs_epi8(weights);
-            for (row, dot) in dots.iter_mut().enumerate() {
+            for row in 0..COUNT {
                 let signed = _mm256_sign_epi8(four(inputs.add((step * width + row) * STEP)), weights);
                 let pairs = _mm256_maddubs_epi16(magnitudes, signed);
-                *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(pairs, ones));
+                dots[row] = _mm256_add_epi32(dots[row], _mm256_madd_epi16(pairs, ones));
             }
         }
         dots

@@ -8,6 +8,10 @@
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
 )]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled early enough for the compiler to keep arrays in registers"
+)]
 
 use super::{Kernel, TileJob, by_layout};
 use crate::layout::{Layout, PANEL, STEP};
@@ -59,8 +63,9 @@ unsafe fn multiply<const LAYOUT: usize, const WIDTH: usize>(job: &TileJob) {
             }
             if layout.has_minimum() {
                 let minimum = numbers(layout, minima);
-                for (row, total) in totals.iter_mut().enumerate() {
-                    *total = minimum.fma(Avx512::splat(*tile.sums.add(place + row)), *total);
+                for row in 0..WIDTH {
+                    let sum = Avx512::splat(*tile.sums.add(place + row));
+                    totals[row] = minimum.fma(sum, totals[row]);
                 }
             }
             codes = codes.add(layout.code_bytes());
@@ -86,8 +91,8 @@ unsafe fn group_dots<const LAYOUT: usize, const WIDTH: usize>(
     unsafe {
         let mut dots = [_mm512_setzero_si512(); WIDTH];
         if layout.zero() != 0 {
-            for (row, dot) in dots.iter_mut().enumerate() {
-                *dot = _mm512_set1_epi32(*offsets.add(row));
+            for row in 0..WIDTH {
+                dots[row] = _mm512_set1_epi32(*offsets.add(row));
             }
         }
         if layout.has_nibbles() {
@@ -116,11 +121,11 @@ unsafe fn add_step<const WIDTH: usize>(
     weights: __m512i,
     inputs: *const u8,
 ) {
-    for (row, dot) in dots.iter_mut().enumerate() {
+    for row in 0..WIDTH {
         // SAFETY: four bytes lie there for each row.
         unsafe {
             let four = inputs.add(row * STEP).cast::<i32>().read_unaligned();
-            *dot = _mm512_dpbusd_epi32(*dot, weights, _mm512_set1_epi32(four));
+            dots[row] = _mm512_dpbusd_epi32(dots[row], weights, _mm512_set1_epi32(four));
         }
     }
 }
