@@ -58,12 +58,13 @@ class EngineArgs:
     dtype: str = "auto"
     """auto, float32, bfloat16 or float16. On a CPU, auto is float32."""
     quantization: str = "auto"
-    """On a CPU: auto keeps the weights of a GGUF file quantised, none makes floats of them; int8 and
-    int4 quantise any model when it is loaded."""
+    """On a CPU: auto keeps a GGUF file's weights quantised, none makes floats of them; int8 and int4
+    quantise any model when it is loaded."""
     attention_backend: str = "auto"
     """torch, or cpu for the package's own kernels, which quantised weights need."""
     kv_cache_dtype: str = "auto"
-    """auto, float32, bfloat16, float16 or int8. auto is float16 beside quantised weights, else `dtype`."""
+    """auto, float32, bfloat16, float16 or int8. auto is float16 beside quantised weights, and else
+    `dtype`."""
     device: str = "auto"
     """auto, cpu, or a torch device such as cuda:0."""
     max_model_len: int | None = None

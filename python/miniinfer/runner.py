@@ -5,13 +5,23 @@ from __future__ import annotations
 import torch
 
 from .attention import TorchAttention
+from .cpu.attention import CpuAttention
+from .cpu.model import CpuLlamaModel
 from .model.kv_cache import KVCache
 from .model.llama import LlamaModel
 from .prompt_logprobs import report_prompts
 from .sampling import sample
 from .step import StepBuffers
 
-__all__ = ["ModelRunner"]
+__all__ = ["ModelRunner", "attach_attention"]
+
+
+def attach_attention(model: LlamaModel, cache: KVCache) -> None:
+    """Give a model the attention that belongs to it, over `cache`."""
+    if isinstance(model, CpuLlamaModel):
+        model.attention = CpuAttention(cache)
+    else:
+        model.attention = TorchAttention(cache)
 
 
 class ModelRunner:
@@ -29,9 +39,6 @@ class ModelRunner:
         vocab_size: int,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        from .cpu.attention import CpuAttention
-        from .cpu.model import CpuLlamaModel
-
         config = model.config
         self.model = model
         self.vocab_size = vocab_size
@@ -44,10 +51,7 @@ class ModelRunner:
             model.dtype if kv_dtype is None else kv_dtype,
             model.device,
         )
-        if isinstance(model, CpuLlamaModel):
-            model.attention = CpuAttention(self.cache)
-        else:
-            model.attention = TorchAttention(self.cache)
+        attach_attention(model, self.cache)
 
     @torch.inference_mode()
     def run(self, buffers: StepBuffers) -> None:

@@ -28,8 +28,8 @@ class StepArrays:
 class CpuAttention:
     """Rotary embedding, writing to the cache and attention in one call.
 
-    `cache`: of float32, float16, bfloat16, or of int8 with a scale for each token and head. Queries,
-    sums and results are float32. The context is read where it lies, once for all query heads that
+    `cache`: of float32, float16, bfloat16, or of int8 with a scale for each token and head.
+    Queries, sums and results are float32. The context is read where it lies, once for all query heads that
     share it.
     """
 
@@ -80,9 +80,9 @@ class CpuAttention:
     ) -> Tensor:
         """Causal attention of the step's tokens.
 
-        `heads`: float32 [T, (Hq + 2 Hkv) D], queries, keys and values as projected; queries and keys
-        are normed (`norm`: [Hq + Hkv, D]) and rotated in place, and keys and values stored. `out`:
-        float32 [T, Hq D]. `window`: how many positions a token sees, None for all. Raises
+        `heads`: float32 [T, (Hq + 2 Hkv) D], queries, keys and values as projected; queries and
+        keys are normed (`norm`: [Hq + Hkv, D]) and rotated in place, and keys and values stored.
+        `out`: float32 [T, Hq D]. `window`: how many positions a token sees, None for all. Raises
         `ValueError` for positions, slots or blocks that do not exist.
         """
         tokens = arrays.batch.positions.shape[0]

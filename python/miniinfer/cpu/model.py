@@ -95,8 +95,8 @@ class CpuLlamaModel(LlamaModel):
     def _layer(
         self, index: int, count: int, addresses: tuple[int, int, int, int], arrays: StepArrays
     ) -> None:
-        # Straight to the kernels: the buffers have just been made as the layers want them, and checks
-        # in each of hundreds of calls would cost as much as a kernel for one row.
+        # Straight to the kernels: the buffers were made as the layers want them, and checks
+        # in hundreds of calls would take as long as a kernel for one row.
         config, layer, norms = self.config, self.layers[index], self._norms[index]
         hidden, heads, attended, gate_up = addresses
         epsilon, window = config.rms_norm_eps, config.sliding_windows[index] or 0
