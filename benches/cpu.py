@@ -1,7 +1,7 @@
 """The CPU backend's speed: kernels, prefill, decode, and whole requests of the built-in model.
 
-`make bench-cpu` prints the figures and writes them to benches/results/cpu.json; `--perplexity` compares
-the quality of quantised weights with that of the dequantised ones instead.
+`make bench-cpu` prints the figures and writes them to benches/results/cpu.json; `--perplexity`
+compares the quality of quantised weights with that of the dequantised ones instead.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class TestRefusals:
             QuantLinear([(GGMLType.Q2_K, 0, data, 2, 32)])
         with pytest.raises(ValueError, match="a matrix of 3 x 32 needs 60 bytes, got 40"):
             QuantLinear([(GGMLType.Q4_1, 0, data, 3, 32)])
-        with pytest.raises(ValueError, match="rows of 40 columns .* groups of 32"):
+        with pytest.raises(ValueError, match=r"rows of 40 columns .* groups of 32"):
             QuantLinear([(GGMLType.Q4_1, 0, data, 2, 40)])
         with pytest.raises(ValueError, match="bias for 2 outputs has 3 elements"):
             QuantLinear([(GGMLType.Q4_1, 0, data, 2, 32)], [0.0, 0.0, 0.0])
@@ -119,7 +119,7 @@ BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 8, 6, 2, 48
 
 
 def make_batch(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch, int]:
-    """Requests of (tokens before, new tokens), decodes first, over shuffled blocks; their number."""
+    """Requests of (tokens before, new), decodes first, over shuffled blocks, and their number."""
     random = np.random.default_rng(seed)
     counts = [-(-(before + new) // BLOCK_SIZE) for before, new in lengths]
     blocks = random.permutation(sum(counts) + 3).astype(np.int32)
@@ -194,9 +194,8 @@ def test_attention_is_the_reference_backends(dtype: torch.dtype, window: int | N
 
 def test_attention_refuses_what_is_not_there() -> None:
     batch, blocks = make_batch([(5, 1)], seed=3)
-    attention = CpuAttention(
-        KVCache(1, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, torch.float32, "cpu")
-    )
+    sizes = (1, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+    attention = CpuAttention(KVCache(*sizes, torch.float32, "cpu"))
     heads = torch.zeros(1, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     out, table = torch.zeros(1, HEADS * HEAD_DIM), torch.zeros(6, HEAD_DIM)
     attention.step(0, heads, out, attention.prepare(batch, table))

@@ -58,8 +58,8 @@ class EngineArgs:
     dtype: str = "auto"
     """auto, float32, bfloat16 or float16. On a CPU, auto is float32."""
     quantization: str = "auto"
-    """On a CPU: auto keeps a GGUF file's weights quantised, none makes floats of them; int8 and int4
-    quantise any model when it is loaded."""
+    """On a CPU: auto keeps a GGUF file's weights quantised, none makes floats of them; int8 and
+    int4 quantise any model when it is loaded."""
     attention_backend: str = "auto"
     """torch, or cpu for the package's own kernels, which quantised weights need."""
     kv_cache_dtype: str = "auto"

@@ -29,8 +29,8 @@ class CpuAttention:
     """Rotary embedding, writing to the cache and attention in one call.
 
     `cache`: of float32, float16, bfloat16, or of int8 with a scale for each token and head.
-    Queries, sums and results are float32. The context is read where it lies, once for all query heads that
-    share it.
+    Queries, sums and results are float32. The context is read where it lies, once for all query
+    heads that share it.
     """
 
     def __init__(self, cache: KVCache) -> None:

@@ -18,17 +18,18 @@ __all__ = ["Part", "QuantLinear", "kernel_isa", "set_kernel_threads"]
 Bytes = npt.NDArray[np.uint8]
 
 Part = tuple[int, int, Bytes, int, int]
-"""Number of a ggml type, bits to quantise it to if it is F32 (0: as it is), the rows' raw bytes, the
-number of rows, and of columns."""
+"""Number of a ggml type, bits to quantise it to if it is F32 (0: as it is), the raw bytes, rows,
+columns."""
 
 
 class QuantLinear:
     """`y = prepare(x) W^T + b` over packed weights, quantised ones or plain ones.
 
     `parts`: the weights, one below the other. `bias`: [rows]. Where weights are quantised, so are
-    inputs, to 8 bits with a scale for each row and group of weights; sums are float32. A row's result
-    does not depend on the other rows of a call, bit for bit. Needs no torch until it is called. Raises `ValueError` for weights
-    that have no kernel, whose rows are not whole groups, or whose bytes do not fit their shape.
+    inputs, to 8 bits with a scale for each row and group of weights; sums are float32. A row's
+    result does not depend on the other rows of a call, bit for bit. Needs no torch until it is
+    called. Raises `ValueError` for weights that have no kernel, whose rows are not whole groups, or
+    whose bytes do not fit their shape.
     """
 
     def __init__(self, parts: Sequence[Part], bias: Sequence[float] | None = None) -> None:
@@ -59,7 +60,7 @@ class QuantLinear:
     def add_to(self, x: Tensor, out: Tensor, *, silu: bool = False) -> Tensor:
         """Add the product with x [T, columns] to `out` [T, rows]: a residual connection.
 
-        `silu`: x is [T, 2 * columns]; what is multiplied is SiLU of its first half times its second.
+        `silu`: x is [T, 2 * columns]; SiLU of its first half times its second is multiplied.
         """
         self._check(x, 2 * self.columns if silu else self.columns, out)
         self.kernel.forward(x.data_ptr(), out.data_ptr(), x.shape[0], 0, 0.0, silu, True)

@@ -201,7 +201,10 @@ unsafe fn quantize_group<V: Vector>(values: &[f32], codes: &mut [i8; 2 * LANES])
         }
         let reciprocal = V::splat(127.0 / largest);
         let mut sum = V::splat(0.0);
-        for (part, codes) in values.chunks_exact(LANES).zip(codes.chunks_exact_mut(LANES)) {
+        for (part, codes) in values
+            .chunks_exact(LANES)
+            .zip(codes.chunks_exact_mut(LANES))
+        {
             let rounded = V::load(part.as_ptr()).mul(reciprocal).round();
             sum = sum.add(rounded);
             rounded.store_i8(codes.as_mut_ptr());

@@ -2,7 +2,10 @@
 //!
 //! As in [`layout`](crate::layout), 16 outputs form a panel; a panel holds, for each input, the 16
 //! weights. Products and sums are float32: a bfloat16 weight is widened in the register.
-#![expect(unsafe_code, reason = "tasks write columns of one output, through vectors")]
+#![expect(
+    unsafe_code,
+    reason = "tasks write columns of one output, through vectors"
+)]
 #![expect(
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
@@ -63,7 +66,9 @@ impl DenseMatrix {
         pool: &Pool,
     ) -> Result<Self, PackError> {
         let size = kind.size();
-        let padded = rows.checked_next_multiple_of(PANEL).and_then(|rows| rows.checked_mul(columns));
+        let padded = rows
+            .checked_next_multiple_of(PANEL)
+            .and_then(|rows| rows.checked_mul(columns));
         let Some(length) = padded.filter(|n| *n > 0 && *n < isize::MAX as usize / 8) else {
             return Err(PackError::Shape { rows, columns });
         };

@@ -1,5 +1,8 @@
 //! Linear layers: activations times weights, with what comes before and after in the same call.
-#![expect(unsafe_code, reason = "tasks write columns of one output, and call kernels")]
+#![expect(
+    unsafe_code,
+    reason = "tasks write columns of one output, and call kernels"
+)]
 
 use crate::activations::{Activations, RowSource};
 use crate::dense::DenseMatrix;
@@ -20,20 +23,24 @@ const ROW_BYTES: usize = 1 << 19;
 pub enum Before<'a> {
     /// Nothing.
     Nothing,
-    /// RMSNorm (Zhang and Sennrich, 2019) with a weight for each input.
+    /// `RMSNorm` (Zhang and Sennrich, 2019) with a weight for each input.
     RmsNorm {
         /// One for each input.
         weight: &'a [f32],
         /// Added to the mean square.
         epsilon: f32,
     },
-    /// SiLU of the first half of the row times the second: rows are twice as long as the weights'.
+    /// `SiLU` of the first half of the row times the second: rows are twice as long as the weights'.
     SiluMul,
 }
 
 impl Before<'_> {
     fn input_columns(self, columns: usize) -> usize {
-        if matches!(self, Self::SiluMul) { 2 * columns } else { columns }
+        if matches!(self, Self::SiluMul) {
+            2 * columns
+        } else {
+            columns
+        }
     }
 
     /// The row that is multiplied.
@@ -208,9 +215,17 @@ impl Linear {
         let width = call.before.input_columns(self.columns);
         let count = call.input.len() / width;
         assert_eq!(call.input.len(), count * width, "inputs must be whole rows");
-        assert_eq!(call.output.len(), count * self.rows, "outputs must be whole rows");
+        assert_eq!(
+            call.output.len(),
+            count * self.rows,
+            "outputs must be whole rows"
+        );
         if let Before::RmsNorm { weight, .. } = call.before {
-            assert_eq!(weight.len(), self.columns, "a norm's weight must be as long as a row");
+            assert_eq!(
+                weight.len(),
+                self.columns,
+                "a norm's weight must be as long as a row"
+            );
         }
         let step = (ROW_BYTES / self.columns).max(32);
         SCRATCH.with_borrow_mut(|scratch| {
@@ -277,7 +292,9 @@ impl Linear {
         rows: usize,
     ) {
         let width = call.before.input_columns(self.columns);
-        scratch.activations.resize(matrix.layout(), rows, self.columns);
+        scratch
+            .activations
+            .resize(matrix.layout(), rows, self.columns);
         scratch.activations.fill(isa, pool, &|row, buffer| {
             let row = &call.input[row * width..][..width];
             call.before.apply(isa, row, buffer)
@@ -334,7 +351,9 @@ impl Outputs<'_> {
             stride: self.stride,
             lanes: PANEL.min(self.columns - column),
             accumulate: self.accumulate,
-            bias: self.bias.map_or(std::ptr::null(), |bias| bias[column..][..PANEL].as_ptr()),
+            bias: self
+                .bias
+                .map_or(std::ptr::null(), |bias| bias[column..][..PANEL].as_ptr()),
         }
     }
 
@@ -353,7 +372,9 @@ fn multiply(
     matrix: &PackedMatrix,
     outputs: &Outputs<'_>,
 ) {
-    let tiles: Vec<_> = (0..activations.tiles()).map(|index| activations.tile(index)).collect();
+    let tiles: Vec<_> = (0..activations.tiles())
+        .map(|index| activations.tile(index))
+        .collect();
     let tiles = Tiles(&tiles);
     let (panels, step) = outputs.panels(pool);
     let widest = tile::kernel(isa, matrix.layout(), tiles.first_width());
@@ -364,12 +385,20 @@ fn multiply(
             for (index, tile) in tiles.get().iter().enumerate() {
                 let job = TileJob {
                     panel: bytes,
-                    next: if index == 0 && panel + 1 < panels { matrix.panel(panel + 1).as_ptr() } else { std::ptr::null() },
+                    next: if index == 0 && panel + 1 < panels {
+                        matrix.panel(panel + 1).as_ptr()
+                    } else {
+                        std::ptr::null()
+                    },
                     groups: matrix.groups(),
                     tile: *tile,
                     output: outputs.panel(panel, index * crate::activations::TILE),
                 };
-                let kernel = if index + 1 == tiles.get().len() { last } else { widest };
+                let kernel = if index + 1 == tiles.get().len() {
+                    last
+                } else {
+                    widest
+                };
                 // SAFETY: the instructions are there; panel, tile and output have the sizes of the job.
                 unsafe { kernel(&job) };
             }

@@ -53,18 +53,21 @@ impl PackedMatrix {
             }
         }
         matrix.fill(pool, |row, group| {
-            quantize::group(bits, &data[row * columns + group * layout.group()..][..layout.group()])
+            quantize::group(
+                bits,
+                &data[row * columns + group * layout.group()..][..layout.group()],
+            )
         });
         Ok(matrix)
     }
 
-    fn empty(
-        layout: Layout,
-        rows: usize,
-        columns: usize,
-        unit: usize,
-    ) -> Result<Self, PackError> {
-        if rows == 0 || columns == 0 || rows.checked_mul(columns).is_none_or(|n| n > isize::MAX as usize / 8) {
+    fn empty(layout: Layout, rows: usize, columns: usize, unit: usize) -> Result<Self, PackError> {
+        if rows == 0
+            || columns == 0
+            || rows
+                .checked_mul(columns)
+                .is_none_or(|n| n > isize::MAX as usize / 8)
+        {
             return Err(PackError::Shape { rows, columns });
         }
         if !columns.is_multiple_of(unit) {
@@ -138,7 +141,11 @@ impl PackedMatrix {
         for (index, values) in out.chunks_exact_mut(layout.group()).enumerate() {
             let scale = read_scale(layout, &panel[layout.scale_offset(groups, index)..], output);
             let minimum = if layout.has_minimum() {
-                read_scale(layout, &panel[layout.minimum_offset(groups, index)..], output)
+                read_scale(
+                    layout,
+                    &panel[layout.minimum_offset(groups, index)..],
+                    output,
+                )
             } else {
                 0.0
             };
@@ -183,7 +190,12 @@ fn write_group(
         let (place, shift) = layout.code_place(index, output, input);
         panel[place] |= code << shift;
     }
-    write_scale(layout, &mut panel[layout.scale_offset(groups, index)..], output, group.scale);
+    write_scale(
+        layout,
+        &mut panel[layout.scale_offset(groups, index)..],
+        output,
+        group.scale,
+    );
     if layout.has_minimum() {
         let place = layout.minimum_offset(groups, index);
         write_scale(layout, &mut panel[place..], output, group.minimum);

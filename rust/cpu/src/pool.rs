@@ -3,7 +3,10 @@
 //! A job is a number of tasks; the caller and the threads take them one by one. A thread that sleeps,
 //! or that the system runs somewhere else, is never waited for: the caller closes the job when no task
 //! is left, and waits only for those that had joined it.
-#![expect(unsafe_code, reason = "threads borrow a job that lives on the caller's stack")]
+#![expect(
+    unsafe_code,
+    reason = "threads borrow a job that lives on the caller's stack"
+)]
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -112,17 +115,16 @@ impl Pool {
         // SAFETY: no job is open and nobody has joined, for the last `Close` waited for that; the lifetime
         // is only hidden, since this call's `Close` waits for all who join before `run` ends.
         unsafe {
-            let run = std::mem::transmute::<
-                *const (dyn Fn(usize) + Sync + '_),
-                *const (dyn Fn(usize) + Sync + 'static),
-            >(run);
+            let run = std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(
+                run,
+            );
             *shared.job.get() = Some(Job { run, tasks });
         }
         shared.panicked.store(false, Ordering::Relaxed);
         shared.next.store(0, Ordering::Relaxed);
         let number = shared.state.load(Ordering::Relaxed) / JOB + 1;
         // Sequentially consistent, as is the sleepers' look at it: one of the two sees the other.
-        shared.state.store(number * JOB | OPEN, Ordering::SeqCst);
+        shared.state.store((number * JOB) | OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             drop(shared.guard());
             shared.wake.notify_all();
@@ -267,7 +269,11 @@ mod tests {
                 pool.run(tasks, &|task| {
                     counts[task].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                assert!(
+                    counts
+                        .iter()
+                        .all(|count| count.load(Ordering::Relaxed) == 1)
+                );
                 if round % 100 == 0 {
                     std::thread::sleep(2 * SPIN);
                 }

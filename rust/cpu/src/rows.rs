@@ -24,7 +24,7 @@ pub fn share(pool: &Pool, rows: usize, columns: usize, run: &(dyn Fn(usize) + Sy
     });
 }
 
-/// RMSNorm of `row` times `weight`.
+/// `RMSNorm` of `row` times `weight`.
 ///
 /// Panics if the lengths differ.
 pub fn rms_norm(isa: Isa, row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
@@ -37,7 +37,7 @@ pub fn rms_norm(isa: Isa, row: &[f32], weight: &[f32], epsilon: f32, out: &mut [
     unsafe { kernel(row, weight, epsilon, out) }
 }
 
-/// SiLU of the first half of `row` times the second half.
+/// `SiLU` of the first half of `row` times the second half.
 ///
 /// Panics if `out` is not half as long as `row`.
 pub fn silu_mul(isa: Isa, row: &[f32], out: &mut [f32]) {
@@ -59,7 +59,9 @@ unsafe fn rms_norm_row<V: Vector>(row: &[f32], weight: &[f32], epsilon: f32, out
         let mean = squares.sum() / row.len() as f32;
         let factor = V::splat(1.0 / (mean + epsilon).sqrt());
         for start in (0..row.len()).step_by(LANES) {
-            let part = load::<V>(row, start).mul(factor).mul(load::<V>(weight, start));
+            let part = load::<V>(row, start)
+                .mul(factor)
+                .mul(load::<V>(weight, start));
             store(part, out, start);
         }
     }

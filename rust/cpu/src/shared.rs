@@ -1,5 +1,8 @@
 //! Memory that tasks write apart from each other.
-#![expect(unsafe_code, reason = "the borrow checker cannot see that the parts are apart")]
+#![expect(
+    unsafe_code,
+    reason = "the borrow checker cannot see that the parts are apart"
+)]
 
 use std::marker::PhantomData;
 
@@ -24,7 +27,10 @@ impl<'a, T> SharedMut<'a, T> {
     }
 
     /// The part of a task. Crate-private callers give each task parts of its own.
-    #[expect(clippy::mut_from_ref, reason = "tasks share it, and write parts that are apart")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "tasks share it, and write parts that are apart"
+    )]
     pub(crate) fn part(&self, start: usize, length: usize) -> &mut [T] {
         assert!(start <= self.length && length <= self.length - start);
         // SAFETY: within the slice, and no other task has this part.

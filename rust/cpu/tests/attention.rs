@@ -1,4 +1,5 @@
 //! Attention against softmax in float64, over shuffled blocks of a poisoned cache.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -88,7 +89,11 @@ fn rotated(head: &[f32], position: usize) -> Vec<f64> {
 /// The last token's result over all that it sees: [query heads * head size].
 fn reference(setting: &Setting, heads: &[Vec<f32>]) -> Vec<f64> {
     let (size, position) = (setting.head_dim, heads.len() - 1);
-    let first = if setting.window == 0 { 0 } else { (position + 1).saturating_sub(setting.window) };
+    let first = if setting.window == 0 {
+        0
+    } else {
+        (position + 1).saturating_sub(setting.window)
+    };
     let group = setting.query_heads / setting.heads;
     let mut out = Vec::new();
     for head in 0..setting.query_heads {
@@ -107,8 +112,9 @@ fn reference(setting: &Setting, heads: &[Vec<f32>]) -> Vec<f64> {
         let total: f64 = weights.iter().sum();
         for column in 0..size {
             let values = (first..=position).zip(&weights);
-            let sum: f64 =
-                values.map(|(key, w)| w * f64::from(heads[key][value_place + column])).sum();
+            let sum: f64 = values
+                .map(|(key, w)| w * f64::from(heads[key][value_place + column]))
+                .sum();
             out.push(sum / total);
         }
     }
@@ -129,7 +135,10 @@ fn check(setting: &Setting, isa: Isa, pool: &Pool, seed: u64) {
     let lengths = setting.requests.iter().map(|(before, new)| before + new);
     let longest = lengths.clone().max().unwrap();
     let per_row = longest.div_ceil(setting.block_size) + 1;
-    let blocks: usize = lengths.map(|length| length.div_ceil(setting.block_size)).sum::<usize>() + 2;
+    let blocks: usize = lengths
+        .map(|length| length.div_ceil(setting.block_size))
+        .sum::<usize>()
+        + 2;
     let shape = CacheShape {
         blocks,
         block_size: setting.block_size,
@@ -152,12 +161,15 @@ fn check(setting: &Setting, isa: Isa, pool: &Pool, seed: u64) {
             .map(|_| free.swap_remove(random.below(free.len())))
             .collect();
         table[row * per_row..][..blocks.len()].copy_from_slice(&blocks);
-        let heads =
-            (0..length).map(|_| (0..width).map(|_| random.normal()).collect()).collect();
+        let heads = (0..length)
+            .map(|_| (0..width).map(|_| random.normal()).collect())
+            .collect();
         sequences.push(Sequence { heads, row, blocks });
     }
     let step = |counts: &dyn Fn(usize) -> (usize, usize)| {
-        run_step(setting, isa, pool, &cache, &sequences, &table, per_row, counts)
+        run_step(
+            setting, isa, pool, &cache, &sequences, &table, per_row, counts,
+        )
     };
     if setting.requests.iter().any(|(before, _)| *before > 0) {
         step(&|index| (0, setting.requests[index].0));
@@ -210,7 +222,9 @@ fn run_step(
         rows.push(sequence.row as i32);
     }
     let longest = *seq_lens.iter().max().unwrap() as usize;
-    let rotary: Vec<f32> = (0..longest).flat_map(|p| turn(p, setting.head_dim)).collect();
+    let rotary: Vec<f32> = (0..longest)
+        .flat_map(|p| turn(p, setting.head_dim))
+        .collect();
     let mut tokens = NewTokens {
         heads: &mut heads,
         query_heads: setting.query_heads,
@@ -240,10 +254,22 @@ fn run_step(
 #[test]
 fn decodes_and_chunks_of_every_shape() {
     let pool = Pool::new(3);
-    let shapes = [(9, 3, 64), (1, 1, 16), (4, 4, 8), (10, 2, 24), (7, 1, 128), (6, 2, 80)];
+    let shapes = [
+        (9, 3, 64),
+        (1, 1, 16),
+        (4, 4, 8),
+        (10, 2, 24),
+        (7, 1, 128),
+        (6, 2, 80),
+    ];
     for (index, (query_heads, heads, head_dim)) in shapes.into_iter().enumerate() {
         for (window, block_size) in [(0, 16), (5, 3), (70, 8)] {
-            for element in [ElementType::F32, ElementType::F16, ElementType::Bf16, ElementType::I8] {
+            for element in [
+                ElementType::F32,
+                ElementType::F16,
+                ElementType::Bf16,
+                ElementType::I8,
+            ] {
                 let setting = Setting {
                     query_heads,
                     heads,
@@ -307,21 +333,52 @@ fn arrays_that_make_no_sense_are_refused() {
         attend(Isa::Portable, &pool, &cache, &queries, &mut vec![0.0; out])
     };
     assert_eq!(run(good, 4), Ok(()));
-    assert!(matches!(run(good, 5), Err(AttentionError::Length { what: "output", .. })));
-    let short = Queries { query: &[0.0; 3], ..good };
-    assert!(matches!(run(short, 4), Err(AttentionError::Length { what: "query", .. })));
-    let table = Queries { block_table: &[0, 4, 9], ..good };
+    assert!(matches!(
+        run(good, 5),
+        Err(AttentionError::Length { what: "output", .. })
+    ));
+    let short = Queries {
+        query: &[0.0; 3],
+        ..good
+    };
+    assert!(matches!(
+        run(short, 4),
+        Err(AttentionError::Length { what: "query", .. })
+    ));
+    let table = Queries {
+        block_table: &[0, 4, 9],
+        ..good
+    };
     assert_eq!(
         run(table, 4),
-        Err(AttentionError::OutOfCache { what: "block", got: 4, limit: 4 })
+        Err(AttentionError::OutOfCache {
+            what: "block",
+            got: 4,
+            limit: 4
+        })
     );
     for bad in [
         Queries { rows: &[1], ..good },
-        Queries { rows: &[-1], ..good },
-        Queries { seq_lens: &[0], ..good },
-        Queries { seq_lens: &[7], ..good },
-        Queries { query_start: &[-1, 1], ..good },
-        Queries { query_start: &[1, 1], ..good },
+        Queries {
+            rows: &[-1],
+            ..good
+        },
+        Queries {
+            seq_lens: &[0],
+            ..good
+        },
+        Queries {
+            seq_lens: &[7],
+            ..good
+        },
+        Queries {
+            query_start: &[-1, 1],
+            ..good
+        },
+        Queries {
+            query_start: &[1, 1],
+            ..good
+        },
     ] {
         assert!(run(bad, 4).is_err());
     }
@@ -342,5 +399,12 @@ fn arrays_that_make_no_sense_are_refused() {
     );
     (tokens.positions, tokens.slots) = (&[1], &[8]);
     let refused = write(Isa::Portable, &pool, &cache, &mut tokens);
-    assert!(matches!(refused, Err(AttentionError::OutOfCache { what: "slot", got: 8, limit: 8 })));
+    assert!(matches!(
+        refused,
+        Err(AttentionError::OutOfCache {
+            what: "slot",
+            got: 8,
+            limit: 8
+        })
+    ));
 }

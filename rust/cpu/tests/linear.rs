@@ -1,4 +1,5 @@
 //! Linear layers against plain sums in float64, for every format, set of instructions and odd shape.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
@@ -27,7 +28,11 @@ fn rounded(row: &[f32], group: usize) -> Vec<f64> {
     for values in row.chunks(group) {
         let largest = values.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
         for value in values {
-            let code = if largest < 1e-36 { 0.0 } else { (value * (127.0 / largest)).round_ties_even() };
+            let code = if largest < 1e-36 {
+                0.0
+            } else {
+                (value * (127.0 / largest)).round_ties_even()
+            };
             result.push(f64::from(code) * f64::from(largest / 127.0));
         }
     }
@@ -72,7 +77,10 @@ fn check(linear: &Linear, group: Option<usize>, pool: &Pool, input: &[f32], rows
             for (got, (sum, size)) in output.iter().zip(product(&weights, &row, linear.rows())) {
                 // Sums pass through large terms of minima that cancel: hence not epsilon alone.
                 let error = (f64::from(*got) - sum).abs();
-                assert!(error <= 4e-6 * size + 1e-30, "{isa:?}: {got} instead of {sum} of {size}");
+                assert!(
+                    error <= 4e-6 * size + 1e-30,
+                    "{isa:?}: {got} instead of {sum} of {size}"
+                );
             }
         }
     }
@@ -132,7 +140,12 @@ fn inputs_that_are_not_finite_spoil_their_own_row_alone() {
             for isa in Isa::available() {
                 let output = run(&linear, isa, &pool, &input, 3);
                 assert!(output[20..40].iter().all(|x| x.is_nan()));
-                assert!(output[..20].iter().chain(&output[40..]).all(|x| x.is_finite()));
+                assert!(
+                    output[..20]
+                        .iter()
+                        .chain(&output[40..])
+                        .all(|x| x.is_finite())
+                );
             }
         }
     }
@@ -150,7 +163,13 @@ fn a_row_alone_and_in_a_batch_gives_the_same_bits() {
         for isa in Isa::available() {
             let batch = run(&linear, isa, &pools[1], &input, 29);
             for row in 0..29 {
-                let alone = run(&linear, isa, &pools[0], &input[row * columns..][..columns], 1);
+                let alone = run(
+                    &linear,
+                    isa,
+                    &pools[0],
+                    &input[row * columns..][..columns],
+                    1,
+                );
                 assert_eq!(alone, batch[row * 37..][..37]);
             }
         }
@@ -168,20 +187,34 @@ fn norm_activation_bias_and_residual() {
         let matrix = PackedMatrix::from_ggml(Format::Q8_0, &data, outputs, columns, &pool);
         vec![Part::Quantized(matrix.unwrap())]
     };
-    let (plain, with_bias) =
-        (Linear::new(part(), None).unwrap(), Linear::new(part(), Some(&bias)).unwrap());
+    let (plain, with_bias) = (
+        Linear::new(part(), None).unwrap(),
+        Linear::new(part(), Some(&bias)).unwrap(),
+    );
     let weight: Vec<f32> = (0..columns).map(|_| random.normal()).collect();
     let before: Vec<f32> = (0..rows * outputs).map(|_| random.normal()).collect();
     let input: Vec<f32> = (0..2 * rows * columns).map(|_| random.normal()).collect();
     for isa in Isa::available() {
         for (before_kind, silu) in [
-            (Before::RmsNorm { weight: &weight, epsilon: 1e-5 }, false),
+            (
+                Before::RmsNorm {
+                    weight: &weight,
+                    epsilon: 1e-5,
+                },
+                false,
+            ),
             (Before::SiluMul, true),
         ] {
             let width = if silu { 2 * columns } else { columns };
             let prepared: Vec<f32> = input[..rows * width]
                 .chunks(width)
-                .flat_map(|row| if silu { silu_mul(row) } else { rms_norm(row, &weight) })
+                .flat_map(|row| {
+                    if silu {
+                        silu_mul(row)
+                    } else {
+                        rms_norm(row, &weight)
+                    }
+                })
                 .collect();
             let expected = run(&plain, isa, &pool, &prepared, rows);
             let mut output = before.clone();
@@ -197,10 +230,14 @@ fn norm_activation_bias_and_residual() {
                 // An input on the edge between two codes may fall to either side.
                 assert!((got - expected).abs() < 0.1, "{got} instead of {expected}");
             }
-            let off = output.iter().zip(&expected).enumerate().filter(|(index, (got, plain))| {
-                let expected = *plain + bias[index % outputs] + before[*index];
-                (*got - expected).abs() > 1e-3
-            });
+            let off = output
+                .iter()
+                .zip(&expected)
+                .enumerate()
+                .filter(|(index, (got, plain))| {
+                    let expected = *plain + bias[index % outputs] + before[*index];
+                    (*got - expected).abs() > 1e-3
+                });
             assert!(off.count() < rows * outputs / 5);
         }
     }
@@ -209,13 +246,19 @@ fn norm_activation_bias_and_residual() {
 fn rms_norm(row: &[f32], weight: &[f32]) -> Vec<f32> {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
     let factor = 1.0 / (squares / row.len() as f64 + 1e-5).sqrt();
-    row.iter().zip(weight).map(|(x, w)| (f64::from(*x) * factor * f64::from(*w)) as f32).collect()
+    row.iter()
+        .zip(weight)
+        .map(|(x, w)| (f64::from(*x) * factor * f64::from(*w)) as f32)
+        .collect()
 }
 
 fn silu_mul(row: &[f32]) -> Vec<f32> {
     let (gate, up) = row.split_at(row.len() / 2);
     let silu = |x: f64| x / (1.0 + (-x).exp());
-    gate.iter().zip(up).map(|(g, u)| (silu(f64::from(*g)) * f64::from(*u)) as f32).collect()
+    gate.iter()
+        .zip(up)
+        .map(|(g, u)| (silu(f64::from(*g)) * f64::from(*u)) as f32)
+        .collect()
 }
 
 #[test]
@@ -225,7 +268,10 @@ fn plain_weights_and_parts_of_several_kinds() {
     let columns = 64;
     let floats: Vec<f32> = (0..21 * columns).map(|_| random.normal()).collect();
     let f32_bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_ne_bytes()).collect();
-    let bf16_bytes: Vec<u8> = floats.iter().flat_map(|x| f32_to_bf16(*x).to_ne_bytes()).collect();
+    let bf16_bytes: Vec<u8> = floats
+        .iter()
+        .flat_map(|x| f32_to_bf16(*x).to_ne_bytes())
+        .collect();
     let f32_part = || DenseMatrix::new(DenseType::F32, &f32_bytes, 21, columns, &pool).unwrap();
     let bf16_part = || DenseMatrix::new(DenseType::Bf16, &bf16_bytes, 21, columns, &pool).unwrap();
     for rows in [1, 2, 3, 5, 8, 11, 33] {
@@ -262,9 +308,16 @@ fn floats_are_quantised_to_within_half_a_step() {
             for (group, got) in data.chunks(32).zip(weights(&linear).chunks(32)) {
                 let low = group.iter().copied().fold(f32::INFINITY, f32::min);
                 let high = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let range = if bits == Bits::Four { high - low } else { 2.0 * high.max(-low) };
+                let range = if bits == Bits::Four {
+                    high - low
+                } else {
+                    2.0 * high.max(-low)
+                };
                 for (value, got) in group.iter().zip(got) {
-                    assert!((value - got).abs() <= range / steps * 0.5001, "{value} {got}");
+                    assert!(
+                        (value - got).abs() <= range / steps * 0.5001,
+                        "{value} {got}"
+                    );
                 }
             }
         }
@@ -280,19 +333,34 @@ fn floats_are_quantised_to_within_half_a_step() {
 fn what_cannot_be_packed_is_named() {
     let pool = Pool::new(1);
     let error = PackedMatrix::from_ggml(Format::Q4_1, &[0; 40], 2, 48, &pool).err();
-    assert_eq!(error, Some(PackError::Columns { columns: 48, group: 32 }));
+    assert_eq!(
+        error,
+        Some(PackError::Columns {
+            columns: 48,
+            group: 32
+        })
+    );
     let error = PackedMatrix::from_ggml(Format::Q4_1, &[0; 39], 2, 32, &pool).err();
     assert_eq!(
         error.map(|error| error.to_string()),
         Some("a matrix of 2 x 32 needs 40 bytes, got 39".to_owned())
     );
     let error = PackedMatrix::from_ggml(Format::Q4_1, &[], usize::MAX, 32, &pool).err();
-    assert_eq!(error, Some(PackError::Shape { rows: usize::MAX, columns: 32 }));
+    assert_eq!(
+        error,
+        Some(PackError::Shape {
+            rows: usize::MAX,
+            columns: 32
+        })
+    );
     let error = PackedMatrix::from_floats(Bits::Four, &[f32::NAN; 64], 2, 32, &pool).err();
     assert_eq!(error, Some(PackError::NotFinite { row: 0 }));
     assert_eq!(Format::from_ggml(10), Err(PackError::Format(10)));
     let part = || Part::Dense(DenseMatrix::new(DenseType::F32, &[0; 8], 1, 2, &pool).unwrap());
-    assert_eq!(Linear::new(vec![], None).err(), Some(LinearError::Columns(vec![])));
+    assert_eq!(
+        Linear::new(vec![], None).err(),
+        Some(LinearError::Columns(vec![]))
+    );
     let error = Linear::new(vec![part()], Some(&[1.0, 2.0])).err();
     assert_eq!(error, Some(LinearError::Bias { rows: 1, got: 2 }));
 }

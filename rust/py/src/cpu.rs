@@ -2,7 +2,10 @@
 //!
 //! Addresses come from `miniinfer.cpu`, which checks types, contiguity and shapes; sizes and indices
 //! are checked here again.
-#![expect(unsafe_code, reason = "a tensor's memory is an address until it is made a slice")]
+#![expect(
+    unsafe_code,
+    reason = "a tensor's memory is an address until it is made a slice"
+)]
 
 use miniinfer_cpu::attention::cache::{CacheShape, LayerCache};
 use miniinfer_cpu::attention::element::ElementType;
@@ -35,7 +38,9 @@ fn pool() -> Arc<Pool> {
 #[pyfunction]
 pub fn set_kernel_threads(threads: usize) -> PyResult<()> {
     if threads == 0 || threads > 1024 {
-        return Err(value_error(format!("threads must be from 1 to 1024, got {threads}")));
+        return Err(value_error(format!(
+            "threads must be from 1 to 1024, got {threads}"
+        )));
     }
     if pool().threads() != threads {
         let fresh = Arc::new(Pool::new(threads));
@@ -50,7 +55,10 @@ pub fn kernel_isa() -> &'static str {
     Isa::best().name()
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "a function to map errors with")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a function to map errors with"
+)]
 fn value_error(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
@@ -89,15 +97,15 @@ type PartArguments = (u32, u32, PyBuffer<u8>, usize, usize);
 #[pymethods]
 impl PackedLinear {
     #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 gives arguments away")]
     fn new(py: Python<'_>, parts: Vec<PartArguments>, bias: Option<Vec<f32>>) -> PyResult<Self> {
         let mut inputs = Vec::with_capacity(parts.len());
         for (kind, bits, data, rows, columns) in &parts {
             let bytes = data
-                .as_slice(py)
+                .as_slice_ptr()
                 .ok_or_else(|| value_error("weights must be C-contiguous"))?;
-            // SAFETY: cells of bytes have their layout, and weights are not written while they are packed.
-            let bytes: &[u8] =
-                unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) };
+            // SAFETY: the buffer holds the memory, and nobody writes weights while they are packed.
+            let bytes: &[u8] = unsafe { &*bytes.as_ptr() };
             inputs.push((*kind, *bits, bytes, *rows, *columns));
         }
         py.detach(|| {
@@ -123,7 +131,10 @@ impl PackedLinear {
     }
 
     /// `out` [count, rows] = prepared `x` times the weights; see the stub.
-    #[expect(clippy::too_many_arguments, reason = "keywords would cost more than the call")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords would cost more than the call"
+    )]
     fn forward(
         &self,
         py: Python<'_>,
@@ -139,8 +150,12 @@ impl PackedLinear {
             let columns = self.linear.columns();
             let width = if silu { 2 * columns } else { columns };
             // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
-            let (input, output) =
-                unsafe { (slice(x, count * width), slice_mut(out, count * self.linear.rows())) };
+            let (input, output) = unsafe {
+                (
+                    slice(x, count * width),
+                    slice_mut(out, count * self.linear.rows()),
+                )
+            };
             let before = match (silu, norm) {
                 (true, _) => Before::SiluMul,
                 (false, 0) => Before::Nothing,
@@ -188,7 +203,8 @@ fn pack((kind, bits, data, rows, columns): (u32, u32, &[u8], usize, usize)) -> P
     let packed = match (kind, bits) {
         (F32, 4 | 8) => {
             let bits = if bits == 4 { Bits::Four } else { Bits::Eight };
-            PackedMatrix::from_floats(bits, floats(data)?, rows, columns, &pool).map(Part::Quantized)
+            PackedMatrix::from_floats(bits, floats(data)?, rows, columns, &pool)
+                .map(Part::Quantized)
         }
         (F32, _) => DenseMatrix::new(DenseType::F32, data, rows, columns, &pool).map(Part::Dense),
         (BF16, _) => DenseMatrix::new(DenseType::Bf16, data, rows, columns, &pool).map(Part::Dense),
@@ -209,7 +225,7 @@ fn floats(data: &[u8]) -> PyResult<&[f32]> {
     }
 }
 
-/// RMSNorm of `count` rows of `columns`.
+/// `RMSNorm` of `count` rows of `columns`.
 #[pyfunction]
 pub fn rms_norm(
     py: Python<'_>,
@@ -224,7 +240,11 @@ pub fn rms_norm(
         // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
         let (x, weight, out) = unsafe {
             let length = count * columns;
-            (slice::<f32>(x, length), slice(weight, columns), slice_mut(out, length))
+            (
+                slice::<f32>(x, length),
+                slice(weight, columns),
+                slice_mut(out, length),
+            )
         };
         for (row, out) in x.chunks_exact(columns).zip(out.chunks_exact_mut(columns)) {
             rows::rms_norm(Isa::best(), row, weight, epsilon, out);
@@ -271,7 +291,9 @@ impl PagedAttention {
             "int8" => ElementType::I8,
             _ => return Err(value_error(format!("no kernel for a cache of {dtype}"))),
         };
-        if [num_blocks, block_size, num_kv_heads].contains(&0) || head_dim < 2 || head_dim % 2 != 0
+        if [num_blocks, block_size, num_kv_heads].contains(&0)
+            || head_dim < 2
+            || !head_dim.is_multiple_of(2)
         {
             return Err(value_error(format!(
                 "no kernel for a cache of {num_blocks} blocks, {block_size} tokens, {num_kv_heads} heads \
@@ -301,7 +323,10 @@ impl PagedAttention {
     }
 
     /// Rotates queries and keys, stores keys and values, and attends; see the stub.
-    #[expect(clippy::too_many_arguments, reason = "keywords would cost more than the call")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords would cost more than the call"
+    )]
     fn step(
         &self,
         py: Python<'_>,
@@ -316,11 +341,18 @@ impl PagedAttention {
         step: StepArguments,
     ) -> PyResult<()> {
         let cache = self.layers.get(layer).ok_or_else(|| {
-            PyIndexError::new_err(format!("layer {layer} of {} was asked for", self.layers.len()))
+            PyIndexError::new_err(format!(
+                "layer {layer} of {} was asked for",
+                self.layers.len()
+            ))
         })?;
         let (positions, slots, query_start, seq_lens, rows, table, ..) = step;
         let (.., tokens, requests, table_rows, table_width) = step;
-        let CacheShape { heads: kv_heads, head_dim, .. } = self.shape;
+        let CacheShape {
+            heads: kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
         if num_heads == 0 || !num_heads.is_multiple_of(kv_heads) {
             return Err(value_error(format!(
                 "{kv_heads} key-value heads do not divide the {num_heads} attention heads"
@@ -329,7 +361,11 @@ impl PagedAttention {
         let width = (num_heads + 2 * kv_heads) * head_dim;
         py.detach(|| {
             let (isa, pool) = (Isa::best(), pool());
-            let rotated = if norm == 0 { 0 } else { (num_heads + kv_heads) * head_dim };
+            let rotated = if norm == 0 {
+                0
+            } else {
+                (num_heads + kv_heads) * head_dim
+            };
             // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
             unsafe {
                 let heads = slice_mut::<f32>(heads, tokens * width);

@@ -14,9 +14,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use crate::cpu::{
-        PackedLinear, PagedAttention, kernel_isa, rms_norm, set_kernel_threads,
-    };
+    use crate::cpu::{PackedLinear, PagedAttention, kernel_isa, rms_norm, set_kernel_threads};
     #[pymodule_export]
     use crate::delta::{Delta, TokenLogprob};
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! Attention of single tokens: the context is streamed past all query heads of a key-value head.
 //!
 //! A context is cut into runs of 256 positions, each attended on its own and then merged, in order, by
-//! its largest score (as in FlashDecoding). The cuts depend on positions alone, so that a token's
+//! its largest score (as in `FlashDecoding`). The cuts depend on positions alone, so that a token's
 //! result does not depend on how many threads there are or what else is in the batch.
 #![expect(unsafe_code, reason = "the cache is read through vectors")]
 #![expect(
@@ -121,12 +121,16 @@ fn merge(pieces: &[Piece<'_>], partials: &[f32], heads: usize, size: usize, out:
         }
         let before = (parts.as_ptr().addr() - pieces.as_ptr().addr()) / size_of::<Piece<'_>>();
         for head in 0..heads {
-            let part = |index: usize| &partials[((before + index) * heads + head) * entry..][..entry];
+            let part =
+                |index: usize| &partials[((before + index) * heads + head) * entry..][..entry];
             joined.copy_from_slice(part(0));
             for index in 1..parts.len() {
                 join(&mut joined, part(index));
             }
-            finish(&joined, &mut out[(parts[0].token * heads + head) * size..][..size]);
+            finish(
+                &joined,
+                &mut out[(parts[0].token * heads + head) * size..][..size],
+            );
         }
     }
 }
@@ -198,7 +202,9 @@ unsafe fn attend_rows<V: Vector, E: Element, const COUNT: usize>(
         if E::IS_SCALED {
             for (index, slot) in slots.iter().enumerate() {
                 let scale = scale::<E>(cache.value_scales, cache, *slot, job.head);
-                weights.iter_mut().for_each(|weights| weights[index] *= scale);
+                for row in 0..COUNT {
+                    weights[row][index] *= scale;
+                }
             }
         }
         let mut column = 0;
@@ -272,7 +278,11 @@ pub(super) unsafe fn softmax<V: Vector>(scores: &mut [f32], factor: f32) -> (f32
         for start in (0..whole).step_by(LANES) {
             largest = V::load(scores[start..].as_ptr()).max(largest);
         }
-        let largest = scores[whole..].iter().copied().fold(largest.largest(), f32::max) * factor;
+        let largest = scores[whole..]
+            .iter()
+            .copied()
+            .fold(largest.largest(), f32::max)
+            * factor;
         let (factor, shift) = (V::splat(factor), V::splat(-largest));
         let mut sum = V::splat(0.0);
         for start in (0..whole).step_by(LANES) {
@@ -283,7 +293,9 @@ pub(super) unsafe fn softmax<V: Vector>(scores: &mut [f32], factor: f32) -> (f32
         let mut total = sum.sum();
         if whole < scores.len() {
             let count = scores.len() - whole;
-            let rest = crate::rows::load::<V>(scores, whole).fma(factor, shift).exp();
+            let rest = crate::rows::load::<V>(scores, whole)
+                .fma(factor, shift)
+                .exp();
             rest.store_first(scores[whole..].as_mut_ptr(), count);
             total += scores[whole..].iter().sum::<f32>();
         }

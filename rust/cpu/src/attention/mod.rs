@@ -1,7 +1,7 @@
 //! Attention over the paged cache.
 //!
-//! The cache of a layer is two arrays [slots, key-value heads, head size], slot = block id * block size
-//! + offset. Queries are packed: requests one behind the other, each with the last tokens of its
+//! The cache of a layer is two arrays [slots, key-value heads, head size], a slot is its block's id
+//! times the block size, plus the offset within. Queries are packed: requests one behind the other, each with the last tokens of its
 //! sequence. A request with one or two new tokens streams its context past them ([`decode`]); more
 //! are attended in tiles ([`prefill`]). Both compute softmax in float32.
 
@@ -110,11 +110,20 @@ pub fn attend(
     out: &mut [f32],
 ) -> Result<(), AttentionError> {
     let requests = check(cache, queries, out.len())?;
-    let (short, long): (Vec<Request<'_>>, Vec<Request<'_>>) =
-        requests.iter().partition(|request| request.tokens <= STREAMED_TOKENS);
+    let (short, long): (Vec<Request<'_>>, Vec<Request<'_>>) = requests
+        .iter()
+        .partition(|request| request.tokens <= STREAMED_TOKENS);
     if !short.is_empty() {
         SCRATCH.with_borrow_mut(|scratch| {
-            decode::attend(isa, pool, cache, queries, &short, &mut scratch.partials, out);
+            decode::attend(
+                isa,
+                pool,
+                cache,
+                queries,
+                &short,
+                &mut scratch.partials,
+                out,
+            );
         });
     }
     if !long.is_empty() {
@@ -131,7 +140,11 @@ fn check<'a>(
     let count = queries.seq_lens.len();
     let tokens = usize::try_from(queries.query_start.last().copied().unwrap_or(0)).unwrap_or(0);
     let width = queries.heads * cache.head_dim();
-    let needed = if tokens == 0 { 0 } else { (tokens - 1) * queries.stride + width };
+    let needed = if tokens == 0 {
+        0
+    } else {
+        (tokens - 1) * queries.stride + width
+    };
     let lengths = [
         ("query_start", queries.query_start.len(), count + 1),
         ("rows", queries.rows.len(), count),
@@ -140,10 +153,16 @@ fn check<'a>(
     ];
     for (what, got, expected) in lengths {
         if got != expected {
-            return Err(AttentionError::Length { what, got, expected });
+            return Err(AttentionError::Length {
+                what,
+                got,
+                expected,
+            });
         }
     }
-    (0..count).map(|request| check_request(cache, queries, request)).collect()
+    (0..count)
+        .map(|request| check_request(cache, queries, request))
+        .collect()
 }
 
 fn check_request<'a>(
@@ -151,11 +170,16 @@ fn check_request<'a>(
     queries: &Queries<'a>,
     request: usize,
 ) -> Result<Request<'a>, AttentionError> {
-    let (start, end) = (queries.query_start[request], queries.query_start[request + 1]);
+    let (start, end) = (
+        queries.query_start[request],
+        queries.query_start[request + 1],
+    );
     let (length, row) = (queries.seq_lens[request], queries.rows[request]);
     let tokens = i64::from(end) - i64::from(start);
     let table_rows = queries.block_table.len() / queries.table_width.max(1);
-    let blocks = usize::try_from(length).unwrap_or(0).div_ceil(cache.block_size());
+    let blocks = usize::try_from(length)
+        .unwrap_or(0)
+        .div_ceil(cache.block_size());
     let is_sound = start >= 0
         && tokens >= 1
         && tokens <= i64::from(length)
@@ -192,5 +216,9 @@ fn check_request<'a>(
 
 /// The first position that a token at `position` sees.
 pub(crate) fn first_key(position: usize, window: usize) -> usize {
-    if window == 0 { 0 } else { (position + 1).saturating_sub(window) }
+    if window == 0 {
+        0
+    } else {
+        (position + 1).saturating_sub(window)
+    }
 }

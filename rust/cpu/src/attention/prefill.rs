@@ -1,7 +1,7 @@
 //! Attention of many tokens of a request: tiles of queries against tiles of the context.
 //!
 //! A task is 32 tokens of one request and one key-value head. It walks over the context in tiles of 64
-//! positions (as FlashAttention does): keys are transposed and values widened once for all queries of
+//! positions (as `FlashAttention` does): keys are transposed and values widened once for all queries of
 //! the task, and the softmax is rescaled when a larger score appears.
 #![expect(unsafe_code, reason = "the cache is read through vectors")]
 #![expect(
@@ -234,7 +234,9 @@ unsafe fn load_tile<V: Vector, E: Element>(
                 }
                 value.store(scratch.values[index * padded + column..].as_mut_ptr());
                 for (lane, element) in key.to_array().into_iter().enumerate() {
-                    *scratch.keys.get_unchecked_mut((column + lane) * TILE + index) = element;
+                    *scratch
+                        .keys
+                        .get_unchecked_mut((column + lane) * TILE + index) = element;
                 }
             }
         }
@@ -310,7 +312,9 @@ unsafe fn weigh<V: Vector>(
 ) -> f32 {
     let position = job.position(row);
     let weights = &mut scratch.weights[row * TILE..][..TILE];
-    let begin = first_key(position, job.queries.window).saturating_sub(first).min(TILE);
+    let begin = first_key(position, job.queries.window)
+        .saturating_sub(first)
+        .min(TILE);
     let end = (position + 1).saturating_sub(first).min(TILE);
     weights[..begin].fill(f32::NEG_INFINITY);
     weights[end.max(begin)..].fill(f32::NEG_INFINITY);

@@ -1,5 +1,8 @@
 //! New keys and values into the cache, queries and keys rotated on the way.
-#![expect(unsafe_code, reason = "rows and the cache are read and written through vectors")]
+#![expect(
+    unsafe_code,
+    reason = "rows and the cache are read and written through vectors"
+)]
 #![expect(
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
@@ -20,13 +23,13 @@ pub struct NewTokens<'a> {
     pub heads: &'a mut [f32],
     /// Query heads.
     pub query_heads: usize,
-    /// [positions, head size]: cosines, then sines (Su et al., RoFormer, 2021).
+    /// [positions, head size]: cosines, then sines (Su et al., `RoFormer`, 2021).
     pub rotary_table: &'a [f32],
     /// Each token's position: its row of the table.
     pub positions: &'a [i32],
     /// Each token's slot.
     pub slots: &'a [i64],
-    /// RMSNorm of each query and key head first: a weight for each element of those heads, or empty.
+    /// `RMSNorm` of each query and key head first: a weight for each element of those heads, or empty.
     pub norm: &'a [f32],
     /// Added to the mean square.
     pub epsilon: f32,
@@ -66,12 +69,24 @@ fn check(cache: &LayerCache, tokens: &NewTokens<'_>) -> Result<(), AttentionErro
     let rotated = (tokens.query_heads + cache.heads()) * head_dim;
     let lengths = [
         ("slot_mapping", tokens.slots.len(), count),
-        ("heads", tokens.heads.len(), count * (rotated + cache.heads() * head_dim)),
-        ("the head norm", tokens.norm.len(), if tokens.norm.is_empty() { 0 } else { rotated }),
+        (
+            "heads",
+            tokens.heads.len(),
+            count * (rotated + cache.heads() * head_dim),
+        ),
+        (
+            "the head norm",
+            tokens.norm.len(),
+            if tokens.norm.is_empty() { 0 } else { rotated },
+        ),
     ];
     for (what, got, expected) in lengths {
         if got != expected {
-            return Err(AttentionError::Length { what, got, expected });
+            return Err(AttentionError::Length {
+                what,
+                got,
+                expected,
+            });
         }
     }
     let positions = tokens.rotary_table.len() / head_dim;
@@ -120,15 +135,19 @@ unsafe fn write_token<V: Vector, E: Element>(heads: &mut [f32], job: &TokenJob<'
         }
         let keys = heads[job.query_heads * size..].chunks_exact(size);
         for (index, head) in keys.enumerate() {
-            let (side, head_index) = (index / cache.heads(), index % cache.heads());
-            let place = cache.place(job.slot, head_index);
-            let scale_place = job.slot * cache.heads() + head_index;
-            let (elements, scales) = if side == 0 {
+            let (part, number) = (index / cache.heads(), index % cache.heads());
+            let place = cache.place(job.slot, number);
+            let scale_place = job.slot * cache.heads() + number;
+            let (elements, scales) = if part == 0 {
                 (cache.keys, cache.key_scales)
             } else {
                 (cache.values, cache.value_scales)
             };
-            let scale = if E::IS_SCALED { head_scale::<V>(head) } else { 1.0 };
+            let scale = if E::IS_SCALED {
+                head_scale::<V>(head)
+            } else {
+                1.0
+            };
             if E::IS_SCALED {
                 scales.add(scale_place).write(scale);
             }
@@ -164,8 +183,14 @@ unsafe fn rotate<V: Vector>(head: &mut [f32], turn: &[f32]) {
     // SAFETY: the caller's promise; vectors end where the halves do.
     unsafe {
         for start in (0..half).step_by(LANES) {
-            let (a, b) = (rows::load::<V>(first, start), rows::load::<V>(second, start));
-            let (cosine, sine) = (rows::load::<V>(cosines, start), rows::load::<V>(sines, start));
+            let (a, b) = (
+                rows::load::<V>(first, start),
+                rows::load::<V>(second, start),
+            );
+            let (cosine, sine) = (
+                rows::load::<V>(cosines, start),
+                rows::load::<V>(sines, start),
+            );
             rows::store(a.mul(cosine).sub(b.mul(sine)), first, start);
             rows::store(b.mul(cosine).add(a.mul(sine)), second, start);
         }
@@ -193,7 +218,11 @@ unsafe fn head_scale<V: Vector>(head: &[f32]) -> f32 {
 unsafe fn store_head<V: Vector, E: Element>(head: &[f32], scale: f32, to: *mut E) {
     // SAFETY: the caller's promise; vectors end where the head does.
     unsafe {
-        let inverse = if scale > f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+        let inverse = if scale > f32::MIN_POSITIVE {
+            1.0 / scale
+        } else {
+            0.0
+        };
         for start in (0..head.len()).step_by(LANES) {
             let mut part = rows::load::<V>(head, start);
             if E::IS_SCALED {

@@ -7,6 +7,10 @@
 
 use super::Vector;
 use super::avx512::sum_256;
+#[allow(
+    clippy::wildcard_imports,
+    reason = "dozens of intrinsics; not said under test"
+)]
 use std::arch::x86_64::*;
 
 /// 16 floats in two registers.
@@ -23,7 +27,6 @@ impl Avx2 {
     pub unsafe fn from_integers(first: __m256i, last: __m256i) -> Self {
         unsafe { Self(_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(last)) }
     }
-
 }
 
 // SAFETY: the trait asks that AVX2, FMA and F16C are enabled, and memory is used as it says.
@@ -60,7 +63,10 @@ unsafe impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut u16) {
         unsafe {
-            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+            _mm_storeu_si128(
+                to.cast(),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
+            );
             _mm_storeu_si128(
                 to.add(8).cast(),
                 _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.1),
@@ -91,22 +97,42 @@ unsafe impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
-        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
+        unsafe {
+            Self(
+                _mm256_add_ps(self.0, other.0),
+                _mm256_add_ps(self.1, other.1),
+            )
+        }
     }
 
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
-        unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
+        unsafe {
+            Self(
+                _mm256_sub_ps(self.0, other.0),
+                _mm256_sub_ps(self.1, other.1),
+            )
+        }
     }
 
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
-        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
+        unsafe {
+            Self(
+                _mm256_mul_ps(self.0, other.0),
+                _mm256_mul_ps(self.1, other.1),
+            )
+        }
     }
 
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
-        unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
+        unsafe {
+            Self(
+                _mm256_div_ps(self.0, other.0),
+                _mm256_div_ps(self.1, other.1),
+            )
+        }
     }
 
     #[inline(always)]
@@ -121,19 +147,32 @@ unsafe impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
-        unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
+        unsafe {
+            Self(
+                _mm256_max_ps(self.0, other.0),
+                _mm256_max_ps(self.1, other.1),
+            )
+        }
     }
 
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
-        unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
+        unsafe {
+            Self(
+                _mm256_min_ps(self.0, other.0),
+                _mm256_min_ps(self.1, other.1),
+            )
+        }
     }
 
     #[inline(always)]
     unsafe fn abs(self) -> Self {
         unsafe {
             let sign = _mm256_set1_ps(-0.0);
-            Self(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
+            Self(
+                _mm256_andnot_ps(sign, self.0),
+                _mm256_andnot_ps(sign, self.1),
+            )
         }
     }
 

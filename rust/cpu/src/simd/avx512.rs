@@ -6,6 +6,10 @@
 )]
 
 use super::Vector;
+#[allow(
+    clippy::wildcard_imports,
+    reason = "dozens of intrinsics; not said under test"
+)]
 use std::arch::x86_64::*;
 
 /// 16 floats in one register.
@@ -167,13 +171,15 @@ impl Avx512 {
 
     #[inline(always)]
     unsafe fn high(self) -> __m256 {
-        unsafe {
-            _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)))
-        }
+        unsafe { _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0))) }
     }
 }
 
 /// The sum of 8 lanes, halves added to each other.
+///
+/// # Safety
+///
+/// AVX must be enabled.
 #[inline(always)]
 pub unsafe fn sum_256(lanes: __m256) -> f32 {
     unsafe {

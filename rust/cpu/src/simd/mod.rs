@@ -6,7 +6,10 @@
 //!
 //! A closure is a function of its own, without those instructions: what calls a vector's methods
 //! must be plain loops, or each method becomes a call.
-#![expect(unsafe_code, reason = "vectors are read from and written to raw memory")]
+#![expect(
+    unsafe_code,
+    reason = "vectors are read from and written to raw memory"
+)]
 #![expect(
     clippy::inline_always,
     reason = "instructions are available only where the caller enabled them"
@@ -31,23 +34,36 @@ pub const LANES: usize = 16;
 /// must be good for the 16 elements (or the number given) that are read or written there. They need
 /// not be aligned.
 #[expect(clippy::missing_safety_doc, reason = "the trait's own says it for all")]
+#[expect(
+    clippy::return_self_not_must_use,
+    reason = "arithmetic is never called for an effect"
+)]
 pub unsafe trait Vector: Copy {
+    /// `value` in all lanes.
     unsafe fn splat(value: f32) -> Self;
+    /// From memory.
     unsafe fn load(from: *const f32) -> Self;
+    /// To memory.
     unsafe fn store(self, to: *mut f32);
     /// From binary16.
     unsafe fn load_f16(from: *const u16) -> Self;
     /// From bfloat16.
     unsafe fn load_bf16(from: *const u16) -> Self;
+    /// From bytes with a sign.
     unsafe fn load_i8(from: *const i8) -> Self;
+    /// The sums.
     unsafe fn add(self, other: Self) -> Self;
+    /// The differences.
     unsafe fn sub(self, other: Self) -> Self;
+    /// The products.
     unsafe fn mul(self, other: Self) -> Self;
+    /// The quotients.
     unsafe fn div(self, other: Self) -> Self;
     /// `self` * `factor` + `term`.
     unsafe fn fma(self, factor: Self, term: Self) -> Self;
     /// The larger in each lane; `other` where one is not a number.
     unsafe fn max(self, other: Self) -> Self;
+    /// The magnitudes.
     unsafe fn abs(self) -> Self;
     /// To the nearest integer, ties to even.
     unsafe fn round(self) -> Self;
@@ -56,6 +72,7 @@ pub unsafe trait Vector: Copy {
     /// Integers from -128 to 127 as bytes.
     unsafe fn store_i8(self, to: *mut i8);
 
+    /// The lanes, in order.
     #[inline(always)]
     unsafe fn to_array(self) -> [f32; LANES] {
         let mut lanes = [0.0; LANES];
@@ -132,7 +149,7 @@ pub unsafe trait Vector: Copy {
                 8.333_452e-3,
                 4.166_579_6e-2,
                 1.666_666_5e-1,
-                5.000_000_1e-1,
+                0.5,
             ] {
                 sum = sum.fma(rest, Self::splat(coefficient));
             }

@@ -1,5 +1,8 @@
 //! Vectors as plain arrays.
-#![expect(unsafe_code, reason = "vectors are read from and written to raw memory")]
+#![expect(
+    unsafe_code,
+    reason = "vectors are read from and written to raw memory"
+)]
 #![expect(clippy::inline_always, reason = "one vector is 16 steps of a loop")]
 
 use super::{LANES, Vector};
@@ -111,6 +114,9 @@ unsafe impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn zero_below(self, probe: Self, limit: f32) -> Self {
-        self.zip(probe, |value, probe| if probe < limit { 0.0 } else { value })
+        self.zip(
+            probe,
+            |value, probe| if probe < limit { 0.0 } else { value },
+        )
     }
 }

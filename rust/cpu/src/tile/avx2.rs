@@ -17,6 +17,10 @@
 use super::{Kernel, TileJob, by_layout};
 use crate::layout::{Layout, PANEL, STEP};
 use crate::simd::{Vector, avx2::Avx2};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "dozens of intrinsics; not said under test"
+)]
 use std::arch::x86_64::*;
 
 /// Bytes of one step's codes, and of those for the 8 outputs of a register.
@@ -58,10 +62,15 @@ unsafe fn multiply_rows<const LAYOUT: usize, const COUNT: usize>(job: &TileJob, 
         for group in 0..job.groups {
             let place = group * tile.width + first;
             let codes = job.panel.add(group * layout.code_bytes());
-            let inputs = tile.codes.add(group * layout.group() * tile.width + first * STEP);
+            let inputs = tile
+                .codes
+                .add(group * layout.group() * tile.width + first * STEP);
             let low = half_dots::<LAYOUT, COUNT>(codes, inputs, tile.width);
             let high = half_dots::<LAYOUT, COUNT>(codes.add(HALF_RUN), inputs, tile.width);
-            let scale = numbers(layout, job.panel.add(layout.scale_offset(job.groups, group)));
+            let scale = numbers(
+                layout,
+                job.panel.add(layout.scale_offset(job.groups, group)),
+            );
             for row in 0..COUNT {
                 let (mut first, mut last) = (low[row], high[row]);
                 if layout.has_nibbles() && layout.zero() != 0 {
@@ -124,7 +133,8 @@ unsafe fn half_dots<const LAYOUT: usize, const COUNT: usize>(
             let weights = _mm256_xor_si256(weights, sign);
             let magnitudes = _mm256_abs_epi8(weights);
             for row in 0..COUNT {
-                let signed = _mm256_sign_epi8(four(inputs.add((step * width + row) * STEP)), weights);
+                let signed =
+                    _mm256_sign_epi8(four(inputs.add((step * width + row) * STEP)), weights);
                 let pairs = _mm256_maddubs_epi16(magnitudes, signed);
                 dots[row] = _mm256_add_epi32(dots[row], _mm256_madd_epi16(pairs, ones));
             }

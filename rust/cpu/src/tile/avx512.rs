@@ -16,6 +16,10 @@
 use super::{Kernel, TileJob, by_layout};
 use crate::layout::{Layout, PANEL, STEP};
 use crate::simd::{Vector, avx512::Avx512};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "dozens of intrinsics; not said under test"
+)]
 use std::arch::x86_64::*;
 
 /// Bytes of one step's codes.

@@ -39,7 +39,9 @@ unsafe fn add_group(
         let mut dots = [*tile.offsets.add(place); PANEL];
         let codes = job.panel.add(group * layout.code_bytes());
         for step in 0..steps {
-            let inputs = tile.codes.add(((group * steps + step) * tile.width + row) * STEP);
+            let inputs = tile
+                .codes
+                .add(((group * steps + step) * tile.width + row) * STEP);
             let inputs = inputs.cast::<[i8; STEP]>().read().map(i32::from);
             let (place, shift) = layout.code_place(0, 0, step * STEP);
             let mask = if layout.has_nibbles() { 15 } else { 255 };
@@ -50,13 +52,19 @@ unsafe fn add_group(
                 }
             }
         }
-        let scales = numbers(layout, job.panel.add(layout.scale_offset(job.groups, group)));
+        let scales = numbers(
+            layout,
+            job.panel.add(layout.scale_offset(job.groups, group)),
+        );
         let input_scale = *tile.scales.add(place);
         for ((total, dot), scale) in total.iter_mut().zip(dots).zip(scales) {
             *total += dot as f32 * scale * input_scale;
         }
         if layout.has_minimum() {
-            let minima = numbers(layout, job.panel.add(layout.minimum_offset(job.groups, group)));
+            let minima = numbers(
+                layout,
+                job.panel.add(layout.minimum_offset(job.groups, group)),
+            );
             let sum = *tile.sums.add(place);
             for (total, minimum) in total.iter_mut().zip(minima) {
                 *total += minimum * sum;

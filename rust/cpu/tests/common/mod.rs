@@ -26,7 +26,10 @@ impl Random {
 
     /// Roughly normal: the sum of 12 uniform numbers.
     pub fn normal(&mut self) -> f32 {
-        (0..12).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32).sum::<f32>() - 6.0
+        (0..12)
+            .map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32)
+            .sum::<f32>()
+            - 6.0
     }
 }
 
@@ -48,15 +51,20 @@ pub fn ggml_rows(format: Format, rows: usize, columns: usize, random: &mut Rando
     let blocks = rows * columns / format.block_elements();
     let mut data = Vec::new();
     for _ in 0..blocks {
-        let mut block: Vec<u8> =
-            (0..format.block_bytes()).map(|_| random.next() as u8).collect();
+        let mut block: Vec<u8> = (0..format.block_bytes())
+            .map(|_| random.next() as u8)
+            .collect();
         let places: &[usize] = match format {
             Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
             Format::Q4_1 | Format::Q5_1 | Format::Q4K | Format::Q5K => &[0, 2],
             Format::Q6K => &[208],
         };
         for place in places {
-            let value = if random.below(8) == 0 { 0.0 } else { random.normal() * 0.1 };
+            let value = if random.below(8) == 0 {
+                0.0
+            } else {
+                random.normal() * 0.1
+            };
             block[*place..place + 2].copy_from_slice(&f32_to_f16(value).to_le_bytes());
         }
         data.extend(block);
