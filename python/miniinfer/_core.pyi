@@ -21,8 +21,8 @@ __all__ = [
     "Submission",
     "TokenLogprob",
     "__version__",
-    "parse",
     "kernel_isa",
+    "parse",
     "rms_norm",
     "set_kernel_threads",
 ]
@@ -231,6 +231,7 @@ def parse(
     tool_types: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Part]:
     """The parts of a whole answer. Raises `RequestError` for an unknown name."""
+
 # Kernels of the forward pass on a CPU. Tensors are given by their addresses; `miniinfer.cpu` checks
 # what lies there and holds it during the call, which releases the GIL.
 
