@@ -70,7 +70,7 @@ test: test-rust test-python ## Run every test, the Python ones against the insta
 
 .PHONY: test-rust
 test-rust: $(VENV)/.tokenizers ## Unit, property and stress tests of the core
-	MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers cargo test --locked --quiet -p miniinfer-core
+	MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers cargo test --locked --quiet -p miniinfer-core -p miniinfer-cpu
 
 .PHONY: test-python
 test-python: setup $(VENV)/.tokenizers $(VENV)/.node ## Tests of the package, kernels and server
@@ -110,6 +110,10 @@ bench: ## The core's micro-benchmarks
 .PHONY: bench-core
 bench-core: $(VENV)/.wheel ## The core beside a scheduler in plain Python; refreshes benches/
 	$(BIN)/python benches/core.py
+
+.PHONY: bench-cpu
+bench-cpu: $(VENV)/.model ## The kernels for CPUs and the built-in model on them; refreshes benches/
+	$(BIN)/python benches/cpu.py
 
 # --- tidy -----------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from miniinfer.attention import TorchAttention
 from miniinfer.model import ForwardBatch, KVCache, LlamaModel
+from miniinfer.runner import attach_attention
 
 VOCAB_SIZE = 97
 TINY = {
@@ -118,7 +118,7 @@ class PagedRunner:
         )
         for tensor in self.cache.keys + self.cache.values:
             tensor.fill_(float("nan"))
-        model.attention = TorchAttention(self.cache)
+        attach_attention(model, self.cache)
         generator = np.random.default_rng(seed)
         self.free_blocks = generator.permutation(num_blocks).tolist()
         self.free_rows = generator.permutation(self.ROWS).tolist()

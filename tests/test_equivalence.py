@@ -84,7 +84,7 @@ def check(llm: LLM, outputs: list[RequestOutput], expected: list[list[int]]) -> 
 class TestBuiltinModel:
     def test_one_at_a_time(self, reference: tuple[list[list[int]], list[list[int]]]) -> None:
         prompts, expected = reference
-        llm = LLM(enable_prefix_caching=False, num_kv_blocks=1024)
+        llm = LLM(quantization="none", enable_prefix_caching=False, num_kv_blocks=1024)
         outputs = [llm.generate([prompt], greedy())[0] for prompt in prompts]
         check(llm, outputs, expected)
 
@@ -92,7 +92,7 @@ class TestBuiltinModel:
         self, reference: tuple[list[list[int]], list[list[int]]]
     ) -> None:
         prompts, expected = reference
-        llm = LLM(num_kv_blocks=1024)
+        llm = LLM(quantization="none", num_kv_blocks=1024)
         check(llm, llm.generate(prompts, greedy()), expected)
         warm = llm.generate(prompts, greedy())
         check(llm, warm, expected)
@@ -104,14 +104,14 @@ class TestBuiltinModel:
         self, reference: tuple[list[list[int]], list[list[int]]]
     ) -> None:
         prompts, expected = reference
-        llm = LLM(max_num_batched_tokens=32, num_kv_blocks=1024)
+        llm = LLM(quantization="none", max_num_batched_tokens=32, num_kv_blocks=1024)
         check(llm, llm.generate(prompts, greedy()), expected)
 
     def test_with_preemption(self, reference: tuple[list[list[int]], list[list[int]]]) -> None:
         prompts, expected = reference
         longest = max(map(len, prompts)) + MAX_TOKENS
         # A quarter of what all of them would fill.
-        llm = LLM(num_kv_blocks=40, max_model_len=-(-longest // 16) * 16)
+        llm = LLM(quantization="none", num_kv_blocks=40, max_model_len=-(-longest // 16) * 16)
         check(llm, llm.generate(prompts, greedy()), expected)
         assert llm.get_metrics()["num_preemptions"] > 0
 

@@ -15,11 +15,16 @@ __all__ = [
     "Delta",
     "Engine",
     "EngineDeadError",
+    "PackedLinear",
+    "PagedAttention",
     "RequestError",
     "Submission",
     "TokenLogprob",
     "__version__",
+    "kernel_isa",
     "parse",
+    "rms_norm",
+    "set_kernel_threads",
 ]
 
 # `bytes` under a name that the member of the same name does not hide.
@@ -226,3 +231,63 @@ def parse(
     tool_types: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Part]:
     """The parts of a whole answer. Raises `RequestError` for an unknown name."""
+
+# Kernels of the forward pass on a CPU. Tensors are given by their addresses; `miniinfer.cpu` checks
+# what lies there and holds it during the call, which releases the GIL.
+
+def set_kernel_threads(threads: int) -> None: ...
+def kernel_isa() -> str: ...
+def rms_norm(x: int, weight: int, epsilon: float, out: int, count: int, columns: int) -> None: ...
+
+@final
+class PackedLinear:
+    """A linear layer's weights."""
+
+    def __new__(
+        cls,
+        parts: list[tuple[int, int, npt.NDArray[np.uint8], int, int]],
+        bias: list[float] | None,
+    ) -> PackedLinear: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def forward(
+        self,
+        x: int,
+        out: int,
+        count: int,
+        norm: int,
+        epsilon: float,
+        silu: bool,
+        accumulate: bool,
+    ) -> None: ...
+    def gather(self, indices: int, count: int, out: int) -> None: ...
+
+@final
+class PagedAttention:
+    """The cache of all layers, and attention over it."""
+
+    def __new__(
+        cls,
+        layers: list[tuple[int, int, int, int]],
+        dtype: str,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+    ) -> PagedAttention: ...
+    def step(
+        self,
+        layer: int,
+        heads: int,
+        out: int,
+        num_heads: int,
+        window: int,
+        norm: int,
+        epsilon: float,
+        rotary: tuple[int, int],
+        step: tuple[int, ...],
+    ) -> None: ...

@@ -22,11 +22,20 @@ _LIMITS = {
     "threads": 2**10,
 }
 _OPTIONAL = ("max_model_len", "num_kv_blocks", "kv_cache_memory", "threads", "seed")
+_CHOICES = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "quantization": ("auto", "none", "int8", "int4"),
+    "attention_backend": ("auto", "torch", "cpu"),
+    "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
+}
 _TEXTS = (
     "model",
     "revision",
     "tokenizer",
     "dtype",
+    "quantization",
+    "attention_backend",
+    "kv_cache_dtype",
     "device",
     "chat_template",
     "served_model_name",
@@ -48,6 +57,14 @@ class EngineArgs:
     """Directory or GGUF file to take the tokenizer from, if not the model's own."""
     dtype: str = "auto"
     """auto, float32, bfloat16 or float16. On a CPU, auto is float32."""
+    quantization: str = "auto"
+    """On a CPU: auto keeps a GGUF file's weights quantised, none makes floats of them; int8 and
+    int4 quantise any model when it is loaded."""
+    attention_backend: str = "auto"
+    """torch, or cpu for the package's own kernels, which quantised weights need."""
+    kv_cache_dtype: str = "auto"
+    """auto, float32, bfloat16, float16 or int8. auto is float16 beside quantised weights, and else
+    `dtype`."""
     device: str = "auto"
     """auto, cpu, or a torch device such as cuda:0."""
     max_model_len: int | None = None
@@ -89,9 +106,11 @@ class EngineArgs:
                 f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}"
             )
         self._check_target()
-        names = ("auto", "float32", "bfloat16", "float16")
-        if self.dtype not in names:
-            raise ValueError(f"dtype must be one of {', '.join(names)}, got {self.dtype!r}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
         # A step gives each running request at least one token.
         self.max_num_seqs = min(self.max_num_seqs, self.max_num_batched_tokens)
 

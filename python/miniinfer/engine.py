@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ._core import Engine as Core
 from ._core import RequestError, Submission
 from .config import EngineArgs, available_memory
+from .cpu.linear import set_kernel_threads
+from .cpu.packing import choose_packing
 from .generation_config import generation_defaults
 from .model.read_config import read_model_config
 from .parameters import ParameterError
@@ -71,6 +74,11 @@ class Engine:
         if self.args.threads is not None:
             torch.set_num_threads(self.args.threads)
         self.device = _device(self.args.device)
+        packing = choose_packing(
+            self.args, on_cpu=self.device.type == "cpu", is_gguf=self.source.kind == "gguf"
+        )
+        if packing is not None:
+            set_kernel_threads(torch.get_num_threads())
         dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
         self.model = load_model(
             self.source.path,
@@ -78,7 +86,18 @@ class Engine:
             self.device,
             max_positions=self.max_model_len,
             host_weights=host_weights.result(),
+            packing=packing,
         )
+        self.kv_dtype = self._kv_dtype()
+
+    def _kv_dtype(self) -> torch.dtype:
+        import torch
+
+        name = self.args.kv_cache_dtype
+        if name == "auto":
+            return torch.float16 if getattr(self.model, "is_quantized", False) else self.model.dtype
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
 
     def _max_model_len(self) -> int:
         asked, limit = self.args.max_model_len, self.config.max_model_len
@@ -109,6 +128,7 @@ class Engine:
             num_blocks=num_blocks,
             block_size=args.block_size,
             vocab_size=self.vocab_size,
+            kv_dtype=self.kv_dtype,
         )
         self.core = Core(
             tokenizer_json=self.tokenizer.json(),
@@ -136,7 +156,7 @@ class Engine:
             args.block_size,
             config.num_kv_heads,
             config.head_dim,
-            self.model.dtype,
+            self.kv_dtype,
         )
         memory = args.kv_cache_memory
         if memory is None:
@@ -298,13 +318,18 @@ def _free_memory(device: torch.device) -> int:
 def _read_ahead(args: EngineArgs, source: ModelSource) -> HostWeights | None:
     """The weights, if they can be read before torch is there: in float32, for a CPU."""
     on_cpu = args.device == "cpu" or (args.device == "auto" and not _has_accelerator())
-    if source.kind != "gguf" or args.dtype not in ("auto", "float32") or not on_cpu:
+    if source.kind != "gguf" or not on_cpu:
         return None
+    packing = choose_packing(args, on_cpu=True, is_gguf=True)
+    if packing is None and args.dtype not in ("auto", "float32"):
+        return None
+    if packing is not None:
+        set_kernel_threads(args.threads or os.cpu_count() or 1)
     from .model.gguf_weights import GGUFWeights
     from .model.host_weights import read_host_weights
 
     # One core is busy with the import of torch, which is what everything else waits for.
-    return read_host_weights(source.path, threads=max(1, GGUFWeights.threads - 1))
+    return read_host_weights(source.path, threads=max(1, GGUFWeights.threads - 1), packing=packing)
 
 
 def _has_accelerator() -> bool:

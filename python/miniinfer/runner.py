@@ -5,20 +5,39 @@ from __future__ import annotations
 import torch
 
 from .attention import TorchAttention
+from .cpu.attention import CpuAttention
+from .cpu.model import CpuLlamaModel
 from .model.kv_cache import KVCache
 from .model.llama import LlamaModel
 from .prompt_logprobs import report_prompts
 from .sampling import sample
 from .step import StepBuffers
 
-__all__ = ["ModelRunner"]
+__all__ = ["ModelRunner", "attach_attention"]
+
+
+def attach_attention(model: LlamaModel, cache: KVCache) -> None:
+    """Give a model the attention that belongs to it, over `cache`."""
+    if isinstance(model, CpuLlamaModel):
+        model.attention = CpuAttention(cache)
+    else:
+        model.attention = TorchAttention(cache)
 
 
 class ModelRunner:
-    """Runs planned steps over one model and its KV cache of `num_blocks` blocks."""
+    """Runs planned steps over one model and its KV cache of `num_blocks` blocks.
+
+    `kv_dtype`: of the cache; by default the model's.
+    """
 
     def __init__(
-        self, model: LlamaModel, *, num_blocks: int, block_size: int, vocab_size: int
+        self,
+        model: LlamaModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         config = model.config
         self.model = model
@@ -29,10 +48,10 @@ class ModelRunner:
             block_size,
             config.num_kv_heads,
             config.head_dim,
-            model.dtype,
+            model.dtype if kv_dtype is None else kv_dtype,
             model.device,
         )
-        model.attention = TorchAttention(self.cache)
+        attach_attention(model, self.cache)
 
     @torch.inference_mode()
     def run(self, buffers: StepBuffers) -> None:

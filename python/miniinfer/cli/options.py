@@ -91,6 +91,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "bfloat16", "float16"),
         help="type of weights and activations (default: auto)",
     )
+    _add_kernel_options(group)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
     group.add_argument(
         "--max-model-len",
@@ -137,6 +138,22 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_kernel_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--quantization",
+        default="auto",
+        choices=("auto", "none", "int8", "int4"),
+        help="on a CPU: auto keeps GGUF weights quantised, none makes floats of them, int8 and "
+        "int4 quantise any model (default: %(default)s)",
+    )
+    group.add_argument(
+        "--attention-backend",
+        default="auto",
+        choices=("auto", "torch", "cpu"),
+        help="torch, or the package's own kernels (default: %(default)s)",
+    )
+
+
 def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("KV cache")
     group.add_argument(
@@ -147,6 +164,13 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
         help="tokens in one KV block (default: %(default)s)",
     )
     size = group.add_mutually_exclusive_group()
+    group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+        help="type of cached keys and values (default: float16 beside quantised weights, else "
+        "that of the model)",
+    )
     size.add_argument("--num-kv-blocks", type=positive_int, metavar="N", help="number of blocks")
     size.add_argument(
         "--kv-cache-memory",
@@ -171,6 +195,9 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "tokenizer",
         "revision",
         "dtype",
+        "quantization",
+        "attention_backend",
+        "kv_cache_dtype",
         "device",
         "max_model_len",
         "max_num_seqs",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..gguf_file import GGUFError, GGUFFile, GGUFTensor
+from ..gguf_file import GGMLType, GGUFError, GGUFFile, GGUFTensor
 from .config import ModelConfig
 from .dequantize import dequantize
 from .errors import ModelLoadError
@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 __all__ = ["GGUFWeights"]
 
 Floats = npt.NDArray[np.float32]
+Item = TypeVar("Item", bound=np.generic)
+
+KERNEL_TYPES = frozenset(
+    (
+        GGMLType.F32,
+        GGMLType.BF16,
+        GGMLType.Q4_0,
+        GGMLType.Q4_1,
+        GGMLType.Q5_0,
+        GGMLType.Q5_1,
+        GGMLType.Q8_0,
+        GGMLType.Q4_K,
+        GGMLType.Q5_K,
+        GGMLType.Q6_K,
+    )
+)
+"""Types of which the CPU kernels take the raw bytes."""
 
 
 class GGUFWeights:
@@ -57,7 +74,7 @@ class GGUFWeights:
     def read_array(self, name: str, target: Floats) -> None:
         """Copy a tensor to `target`, to whose shape it may be broadcast."""
         tensor = self._tensors[name]
-        is_permuted = self._is_interleaved and ("q_proj." in name or "k_proj." in name)
+        is_permuted = self._is_permuted(name)
         if target.shape == tensor.shape and target.flags.c_contiguous and not is_permuted:
             self._dequantize(tensor, target)
             return
@@ -65,13 +82,30 @@ class GGUFWeights:
         self._dequantize(tensor, values)
         target[...] = self._halves_first(values) if is_permuted else values
 
+    def raw(self, name: str) -> tuple[int, npt.NDArray[np.uint8]]:
+        """Number of a ggml type that has a kernel, and the rows in it: uint8 [rows, bytes].
+
+        Rows of other types come as float32.
+        """
+        tensor = self._tensors[name]
+        rows = tensor.shape[0]
+        if tensor.type not in KERNEL_TYPES:
+            values = np.empty(tensor.shape, np.float32)
+            self.read_array(name, values)
+            return GGMLType.F32, values.view(np.uint8).reshape(rows, -1)
+        data = tensor.data.reshape(rows, -1)
+        return tensor.type, self._halves_first(data) if self._is_permuted(name) else data
+
+    def _is_permuted(self, name: str) -> bool:
+        return self._is_interleaved and ("q_proj." in name or "k_proj." in name)
+
     def _dequantize(self, tensor: GGUFTensor, out: Floats) -> None:
         try:
             dequantize(tensor.data, tensor.type, out.reshape(-1))
         except GGUFError as error:
             raise GGUFError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
 
-    def _halves_first(self, values: Floats) -> Floats:
+    def _halves_first(self, values: npt.NDArray[Item]) -> npt.NDArray[Item]:
         """Rows ordered for a rotation of neighbours, reordered for one of the two halves."""
         pairs = values.reshape(-1, self._config.head_dim // 2, 2, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)

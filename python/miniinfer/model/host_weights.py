@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from .fill import Progress, check_tensors, fill, reporter
 from .gguf_config import gguf_model_config
 from .gguf_weights import GGUFWeights
 from .weight_layout import ModelWeights
+
+if TYPE_CHECKING:
+    from ..cpu.packing import Packing
 
 __all__ = ["Floats", "HostWeights", "read_host_weights"]
 
@@ -33,11 +37,15 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class HostWeights:
-    """The weights as float32 arrays, laid out as the model uses them."""
+    """The weights as float32 arrays, laid out as the model uses them.
 
-    weights: ModelWeights[Floats]
+    With `packing`, the matrices are `QuantLinear`s.
+    """
+
+    weights: ModelWeights[Any]
     rotary_factors: Floats | None
     """[head_dim / 2]: divisors of the rotary frequencies, if the file has them."""
+    packing: Packing | None = None
 
 
 def read_host_weights(
@@ -45,8 +53,9 @@ def read_host_weights(
     progress: Progress | bool | None = None,
     *,
     threads: int = GGUFWeights.threads,
+    packing: Packing | None = None,
 ) -> HostWeights:
-    """Read the weights of a GGUF file, dequantised to float32. Arguments as `load_model`'s.
+    """Read a GGUF file's weights, dequantised to float32 or packed. Arguments as `load_model`'s.
 
     Raises `ModelLoadError` or `GGUFError`.
     """
@@ -57,6 +66,11 @@ def read_host_weights(
     config = gguf_model_config(file)
     source = GGUFWeights(file, config)
     factors = source.rotary_factors()
+    if packing is not None:
+        from ..cpu.weights import pack_weights
+
+        with reporter(progress) as report:
+            return HostWeights(pack_weights(config, source, packing, report), factors, packing)
     # Without storage first: no memory is taken for a configuration that the weights do not fit.
     check_tensors(ModelWeights.allocate(config, _without_storage).slots(), source)
     weights = _allocate(path, lambda: ModelWeights.allocate(config, _empty))

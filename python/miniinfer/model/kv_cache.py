@@ -10,6 +10,9 @@ from torch import Tensor
 __all__ = ["KVCache", "KVCacheError", "bytes_per_block"]
 
 
+_SCALE_BYTES = 4
+
+
 class KVCacheError(RuntimeError):
     """The cache does not fit the memory there is."""
 
@@ -18,15 +21,19 @@ def bytes_per_block(
     num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:
     """Bytes that one block takes over all layers, keys and values together."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+    head_bytes = head_dim * dtype.itemsize + (_SCALE_BYTES if dtype is torch.int8 else 0)
+    return 2 * num_layers * block_size * num_kv_heads * head_bytes
 
 
 class KVCache:
     """Keys and values of every layer, in blocks.
 
     `keys[layer]` and `values[layer]`: [num_blocks, block_size, num_kv_heads, head_dim] of `dtype`,
-    uninitialised. Raises `KVCacheError`, with the numbers and the settings to change, when the
-    memory cannot be had, and `ValueError` for a size that is not positive.
+    uninitialised. `scales[layer]`: for int8 alone, what 1 in the keys and in the values is worth,
+    float32 [num_blocks, block_size, num_kv_heads] each.
+
+    Raises `KVCacheError`, with the numbers and the settings to change, when the memory cannot be
+    had, and `ValueError` for a size that is not positive.
     """
 
     def __init__(
@@ -54,6 +61,10 @@ class KVCache:
         try:
             self.keys = _allocate(num_layers, shape, dtype, device)
             self.values = _allocate(num_layers, shape, dtype, device)
+            self.scales: list[tuple[Tensor, Tensor]] | None = None
+            if dtype is torch.int8:
+                pairs = [_allocate(2, shape[:3], torch.float32, device) for _ in range(num_layers)]
+                self.scales = [(keys, values) for keys, values in pairs]
         except RuntimeError as error:
             raise self._error(f"{device} refused it ({str(error).splitlines()[0]})") from error
 

@@ -78,11 +78,7 @@ class LlamaModel:
         Writes the step's keys and values into the cache. Raises `ValueError` for a sequence longer
         than the rotary table.
         """
-        if batch.max_seq_len > self.max_positions:
-            raise ValueError(
-                f"a sequence of {batch.max_seq_len} tokens exceeds the model's "
-                f"{self.max_positions} positions"
-            )
+        self._check_length(batch)
         config, ops = self.config, self.ops
         metadata = self.attention.prepare(batch, config.sliding_windows)
         rotary = ops.prepare_rotary(self.rotary_table, batch.positions, self.dtype)
@@ -96,6 +92,13 @@ class LlamaModel:
             x = linear(x, layer.down, layer.down_bias)
             x, residual = ops.add_rms_norm(x, residual, following_norms[index], config.rms_norm_eps)
         return x
+
+    def _check_length(self, batch: ForwardBatch) -> None:
+        if batch.max_seq_len > self.max_positions:
+            raise ValueError(
+                f"a sequence of {batch.max_seq_len} tokens exceeds the model's "
+                f"{self.max_positions} positions"
+            )
 
     def _attention(
         self, index: int, x: Tensor, slot_mapping: Tensor, metadata: Any, rotary: Any

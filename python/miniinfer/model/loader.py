@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +24,9 @@ from .llama import LlamaModel
 from .weight_layout import ModelWeights
 from .weights import SafetensorsWeights, WeightSource
 
+if TYPE_CHECKING:
+    from ..cpu.packing import Packing
+
 __all__ = ["Progress", "load_model"]
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -35,6 +40,7 @@ def load_model(
     *,
     max_positions: int | None = None,
     host_weights: HostWeights | None = None,
+    packing: Packing | None = None,
 ) -> LlamaModel:
     """Load a model.
 
@@ -43,11 +49,14 @@ def load_model(
     `progress`: a function to call, True or False for a bar on stderr or none; by default a bar if
     stderr is a terminal and loading takes more than a second. `max_positions`: length of the rotary
     table, by default the model's own. `host_weights`: the weights, if they have been read before.
+    `packing`: run on the CPU kernels, with weights packed like that.
 
     Raises `ModelLoadError` or `GGUFError` (both `ValueError`s), with one line that names the file,
     the setting or tensor and the value.
     """
     path, device = Path(path), torch.device(device)
+    if packing is not None:
+        return _load_packed(path, packing, progress, max_positions, host_weights)
     if host_weights is None and dtype in (None, torch.float32) and device.type == "cpu":
         host_weights = None if path.is_dir() else read_host_weights(path, progress)
     if host_weights is None:
@@ -64,6 +73,36 @@ def load_model(
         model = LlamaModel(config, dtype, device, max_positions=max_positions, weights=weights)
         if factors is not None:
             model.set_rotary_factors(torch.from_numpy(factors))
+    return model
+
+
+def _load_packed(
+    path: Path,
+    packing: Packing,
+    progress: Progress | bool | None,
+    max_positions: int | None,
+    host_weights: HostWeights | None,
+) -> LlamaModel:
+    from ..cpu.model import CpuLlamaModel
+    from ..cpu.weights import pack_weights
+
+    if host_weights is None and not path.is_dir():
+        host_weights = read_host_weights(path, progress, packing=packing)
+    if host_weights is None:
+        config, source = read_hf_config(path), SafetensorsWeights(path)
+        with reporter(progress) as report:
+            host_weights = HostWeights(pack_weights(config, source, packing, report), None, packing)
+
+    def tensor(array: Any) -> Any:
+        return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+    weights = host_weights.weights.map(tensor)
+    is_quantized = packing in ("stored", "int8", "int4")
+    model = CpuLlamaModel(
+        weights.config, weights, max_positions=max_positions, is_quantized=is_quantized
+    )
+    if host_weights.rotary_factors is not None:
+        model.set_rotary_factors(torch.from_numpy(host_weights.rotary_factors))
     return model
 
 

@@ -7,6 +7,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +18,7 @@ from .fill import TensorList
 
 __all__ = ["SafetensorsWeights", "WeightSource"]
 
+_GGML_F32, _GGML_BF16 = 0, 30
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -105,6 +109,19 @@ class SafetensorsWeights:
                 f"supported (supported: {', '.join(_FLOAT_TYPES)})"
             )
         target.copy_(part[...])
+
+    def read_array(self, name: str, target: npt.NDArray[np.float32]) -> None:
+        """Copy a tensor to `target` as float32."""
+        self.read(name, torch.from_numpy(target))
+
+    def raw(self, name: str) -> tuple[int, npt.NDArray[np.uint8]]:
+        """Number of a ggml type, bfloat16 or float32, and the rows in it: uint8 [rows, bytes]."""
+        part = self._slice(name)
+        if part.get_dtype() == "BF16":
+            return _GGML_BF16, part[...].contiguous().view(torch.uint8).numpy()
+        values = np.empty(self.shape(name), np.float32)
+        self.read_array(name, values)
+        return _GGML_F32, values.view(np.uint8)
 
 
 def _full_name(name: str) -> str:

@@ -1,6 +1,7 @@
 //! `miniinfer._core`: argument checks, slices, one error mapping; no logic.
 
 mod arrays;
+mod cpu;
 mod delta;
 mod engine;
 mod error;
@@ -12,6 +13,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use crate::cpu::{PackedLinear, PagedAttention, kernel_isa, rms_norm, set_kernel_threads};
     #[pymodule_export]
     use crate::delta::{Delta, TokenLogprob};
     #[pymodule_export]

@@ -1,0 +1,1 @@
+"""The forward pass on a CPU, over the kernels in Rust."""

@@ -1,0 +1,342 @@
+//! Attention of single tokens: the context is streamed past all query heads of a key-value head.
+//!
+//! A context is cut into runs of 256 positions, each attended on its own and then merged, in order, by
+//! its largest score (as in `FlashDecoding`). The cuts depend on positions alone, so that a token's
+//! result does not depend on how many threads there are or what else is in the batch.
+#![expect(unsafe_code, reason = "the cache is read through vectors")]
+#![expect(
+    clippy::inline_always,
+    reason = "instructions are available only where the caller enabled them"
+)]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices are unrolled early enough for the compiler to keep arrays in registers"
+)]
+
+use super::cache::LayerCache;
+use super::context::{RUN, Slots};
+use super::element::{Element, by_element};
+use super::{Queries, Request, first_key};
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::shared::SharedMut;
+use crate::simd::{LANES, Vector, dispatch};
+
+/// Query heads that are attended at a time.
+const ROWS: usize = 4;
+
+/// Vectors of a head whose sums stay in registers.
+const WIDE: usize = 4;
+
+/// One run of one token's context.
+struct Piece<'a> {
+    request: Request<'a>,
+    token: usize,
+    first: usize,
+    end: usize,
+    /// Whether it is the whole context: then its result is final.
+    is_whole: bool,
+}
+
+/// Attends all tokens of the requests.
+pub(crate) fn attend(
+    isa: Isa,
+    pool: &Pool,
+    cache: &LayerCache,
+    queries: &Queries<'_>,
+    requests: &[Request<'_>],
+    partials: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let kernel = by_element!(cache.element(), |E| dispatch_piece::<E>(isa));
+    let (heads, size) = (queries.heads, cache.head_dim());
+    let group = heads / cache.heads();
+    let pieces = cut(queries, requests);
+    // For each piece and head: the largest score, the sum, and the weighted values.
+    let entry = size + 2;
+    partials.resize(pieces.len() * heads * entry, 0.0);
+    let shared = SharedMut::new(partials);
+    let results = SharedMut::new(&mut *out);
+    pool.run(pieces.len() * cache.heads(), &|task| {
+        let (index, head) = (task / cache.heads(), task % cache.heads());
+        let piece = &pieces[index];
+        let start = piece.token * queries.stride + head * group * size;
+        let place = (index * heads + head * group) * entry;
+        let job = PieceJob {
+            cache,
+            slots: Slots::new(cache, &piece.request, piece.first, piece.end),
+            head,
+            query: &queries.query[start..][..group * size],
+        };
+        let partial = shared.part(place, group * entry);
+        // SAFETY: the instructions of `isa` are there; slots are in the cache.
+        unsafe { kernel(&job, partial) };
+        if piece.is_whole {
+            let place = (piece.token * heads + head * group) * size;
+            for (row, from) in partial.chunks_exact(entry).enumerate() {
+                finish(from, results.part(place + row * size, size));
+            }
+        }
+    });
+    merge(&pieces, partials, heads, size, out);
+}
+
+fn cut<'a>(queries: &Queries<'_>, requests: &[Request<'a>]) -> Vec<Piece<'a>> {
+    let mut pieces = Vec::with_capacity(requests.len());
+    for request in requests {
+        for token in 0..request.tokens {
+            let position = request.length - request.tokens + token;
+            let start = first_key(position, queries.window);
+            let mut first = start;
+            while first <= position {
+                let end = ((first / RUN + 1) * RUN).min(position + 1);
+                pieces.push(Piece {
+                    request: *request,
+                    token: request.start + token,
+                    first,
+                    end,
+                    is_whole: first == start && end == position + 1,
+                });
+                first = end;
+            }
+        }
+    }
+    pieces
+}
+
+fn finish(partial: &[f32], out: &mut [f32]) {
+    let inverse = 1.0 / partial[1];
+    for (out, value) in out.iter_mut().zip(&partial[2..]) {
+        *out = value * inverse;
+    }
+}
+
+/// Joins the pieces of tokens that have several.
+fn merge(pieces: &[Piece<'_>], partials: &[f32], heads: usize, size: usize, out: &mut [f32]) {
+    let entry = size + 2;
+    let mut joined = vec![0.0; entry];
+    for parts in pieces.chunk_by(|a, b| a.token == b.token) {
+        if parts[0].is_whole {
+            continue;
+        }
+        let before = (parts.as_ptr().addr() - pieces.as_ptr().addr()) / size_of::<Piece<'_>>();
+        for head in 0..heads {
+            let part =
+                |index: usize| &partials[((before + index) * heads + head) * entry..][..entry];
+            joined.copy_from_slice(part(0));
+            for index in 1..parts.len() {
+                join(&mut joined, part(index));
+            }
+            finish(
+                &joined,
+                &mut out[(parts[0].token * heads + head) * size..][..size],
+            );
+        }
+    }
+}
+
+fn join(into: &mut [f32], from: &[f32]) {
+    let largest = into[0].max(from[0]);
+    let (old, new) = ((into[0] - largest).exp(), (from[0] - largest).exp());
+    into[0] = largest;
+    for (into, from) in into[1..].iter_mut().zip(&from[1..]) {
+        *into = *into * old + from * new;
+    }
+}
+
+struct PieceJob<'a> {
+    cache: &'a LayerCache,
+    slots: Slots,
+    head: usize,
+    /// The queries of this head's group.
+    query: &'a [f32],
+}
+
+type PieceKernel = unsafe fn(&PieceJob<'_>, &mut [f32]);
+
+fn dispatch_piece<E: Element>(isa: Isa) -> PieceKernel {
+    dispatch!(isa, attend_piece<E>(job: &PieceJob<'_>, partial: &mut [f32]))
+}
+
+#[inline(always)]
+unsafe fn attend_piece<V: Vector, E: Element>(job: &PieceJob<'_>, partial: &mut [f32]) {
+    let size = job.cache.head_dim();
+    let queries = job.query.chunks(ROWS * size);
+    for (query, partial) in queries.zip(partial.chunks_mut(ROWS * (size + 2))) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match query.len() / size {
+                1 => attend_rows::<V, E, 1>(job, query, partial),
+                2 => attend_rows::<V, E, 2>(job, query, partial),
+                3 => attend_rows::<V, E, 3>(job, query, partial),
+                _ => attend_rows::<V, E, ROWS>(job, query, partial),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_rows<V: Vector, E: Element, const COUNT: usize>(
+    job: &PieceJob<'_>,
+    query: &[f32],
+    partial: &mut [f32],
+) {
+    let (cache, size) = (job.cache, job.cache.head_dim());
+    let slots = job.slots.get();
+    let mut weights = [[0.0_f32; RUN]; COUNT];
+    // SAFETY: the caller's promise: slots are in the cache.
+    unsafe {
+        let keys = cache.keys.cast::<E>().cast_const();
+        for (index, slot) in slots.iter().enumerate() {
+            let key = keys.add(cache.place(*slot, job.head));
+            let scores = score::<V, E, COUNT>(query, key, size);
+            for (weights, score) in weights.iter_mut().zip(scores) {
+                weights[index] = score * scale::<E>(cache.key_scales, cache, *slot, job.head);
+            }
+        }
+        let factor = 1.0 / (size as f32).sqrt();
+        for (weights, partial) in weights.iter_mut().zip(partial.chunks_exact_mut(size + 2)) {
+            let (largest, sum) = softmax::<V>(&mut weights[..slots.len()], factor);
+            (partial[0], partial[1]) = (largest, sum);
+        }
+        if E::IS_SCALED {
+            for (index, slot) in slots.iter().enumerate() {
+                let scale = scale::<E>(cache.value_scales, cache, *slot, job.head);
+                for row in 0..COUNT {
+                    weights[row][index] *= scale;
+                }
+            }
+        }
+        let mut column = 0;
+        while column + WIDE * LANES <= size {
+            add_values::<V, E, COUNT, WIDE>(job, &weights, column, partial);
+            column += WIDE * LANES;
+        }
+        while column < size {
+            add_values::<V, E, COUNT, 1>(job, &weights, column, partial);
+            column += LANES;
+        }
+    }
+}
+
+/// The scale of a token's head, or 1.
+#[inline(always)]
+unsafe fn scale<E: Element>(
+    scales: *const f32,
+    cache: &LayerCache,
+    slot: usize,
+    head: usize,
+) -> f32 {
+    if E::IS_SCALED {
+        // SAFETY: the caller's promise: the slot is in the cache.
+        unsafe { *scales.add(slot * cache.heads() + head) }
+    } else {
+        1.0
+    }
+}
+
+#[inline(always)]
+unsafe fn score<V: Vector, E: Element, const COUNT: usize>(
+    query: &[f32],
+    key: *const E,
+    size: usize,
+) -> [f32; COUNT] {
+    // SAFETY: the caller's promise; vectors end where the head does.
+    unsafe {
+        let mut sums = [V::splat(0.0); COUNT];
+        let query = query.as_ptr();
+        let mut start = 0;
+        while start + LANES <= size {
+            let key = E::load::<V>(key.add(start));
+            for (row, sum) in sums.iter_mut().enumerate() {
+                *sum = V::load(query.add(row * size + start)).fma(key, *sum);
+            }
+            start += LANES;
+        }
+        if start < size {
+            let key = E::load_first::<V>(key.add(start), size - start);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let query = V::load_first(query.add(row * size + start), size - start);
+                *sum = query.fma(key, *sum);
+            }
+        }
+        let mut scores = [0.0; COUNT];
+        for (score, sum) in scores.iter_mut().zip(sums) {
+            *score = sum.sum();
+        }
+        scores
+    }
+}
+
+/// Scores times `factor` to weights: the largest, and the sum of the weights.
+#[inline(always)]
+pub(super) unsafe fn softmax<V: Vector>(scores: &mut [f32], factor: f32) -> (f32, f32) {
+    // SAFETY: the caller's promise; vectors end where the scores do.
+    unsafe {
+        let mut largest = V::splat(f32::NEG_INFINITY);
+        let whole = scores.len() / LANES * LANES;
+        for start in (0..whole).step_by(LANES) {
+            largest = V::load(scores[start..].as_ptr()).max(largest);
+        }
+        let largest = scores[whole..]
+            .iter()
+            .copied()
+            .fold(largest.largest(), f32::max)
+            * factor;
+        let (factor, shift) = (V::splat(factor), V::splat(-largest));
+        let mut sum = V::splat(0.0);
+        for start in (0..whole).step_by(LANES) {
+            let weight = V::load(scores[start..].as_ptr()).fma(factor, shift).exp();
+            sum = sum.add(weight);
+            weight.store(scores[start..].as_mut_ptr());
+        }
+        let mut total = sum.sum();
+        if whole < scores.len() {
+            let count = scores.len() - whole;
+            let rest = crate::rows::load::<V>(scores, whole)
+                .fma(factor, shift)
+                .exp();
+            rest.store_first(scores[whole..].as_mut_ptr(), count);
+            total += scores[whole..].iter().sum::<f32>();
+        }
+        (largest, total)
+    }
+}
+
+#[inline(always)]
+unsafe fn add_values<V: Vector, E: Element, const COUNT: usize, const VECTORS: usize>(
+    job: &PieceJob<'_>,
+    weights: &[[f32; RUN]; COUNT],
+    column: usize,
+    partial: &mut [f32],
+) {
+    let (cache, size) = (job.cache, job.cache.head_dim());
+    // SAFETY: the caller's promise; vectors end where the head does.
+    unsafe {
+        let values = cache.values.cast::<E>().cast_const();
+        let mut sums = [[V::splat(0.0); VECTORS]; COUNT];
+        for (index, slot) in job.slots.get().iter().enumerate() {
+            let value = values.add(cache.place(*slot, job.head) + column);
+            let mut parts = [V::splat(0.0); VECTORS];
+            for vector in 0..VECTORS {
+                let start = vector * LANES;
+                parts[vector] = if VECTORS == WIDE {
+                    E::load(value.add(start))
+                } else {
+                    E::load_first(value.add(start), size - column - start)
+                };
+            }
+            for row in 0..COUNT {
+                let weight = V::splat(weights[row][index]);
+                for vector in 0..VECTORS {
+                    sums[row][vector] = weight.fma(parts[vector], sums[row][vector]);
+                }
+            }
+        }
+        for (sums, partial) in sums.into_iter().zip(partial.chunks_exact_mut(size + 2)) {
+            for (vector, sum) in sums.into_iter().enumerate() {
+                crate::rows::store(sum, &mut partial[2..], column + vector * LANES);
+            }
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! Linear layers: activations times weights, with what comes before and after in the same call.
+#![expect(
+    unsafe_code,
+    reason = "tasks write columns of one output, and call kernels"
+)]
+
+use crate::activations::{Activations, RowSource};
+use crate::dense::DenseMatrix;
+use crate::isa::Isa;
+use crate::layout::PANEL;
+use crate::packed::PackedMatrix;
+use crate::pool::Pool;
+use crate::rows;
+use crate::tile::{self, Output, TileJob};
+use std::cell::RefCell;
+
+/// Bytes of quantised rows that are multiplied with all of the weights at a time: they stay in a core's
+/// L2 cache, beside a panel.
+const ROW_BYTES: usize = 1 << 19;
+
+/// What is done to a row before it is multiplied.
+#[derive(Clone, Copy)]
+pub enum Before<'a> {
+    /// Nothing.
+    Nothing,
+    /// `RMSNorm` (Zhang and Sennrich, 2019) with a weight for each input.
+    RmsNorm {
+        /// One for each input.
+        weight: &'a [f32],
+        /// Added to the mean square.
+        epsilon: f32,
+    },
+    /// `SiLU` of the first half of the row times the second: rows are twice as long as the weights'.
+    SiluMul,
+}
+
+impl Before<'_> {
+    fn input_columns(self, columns: usize) -> usize {
+        if matches!(self, Self::SiluMul) {
+            2 * columns
+        } else {
+            columns
+        }
+    }
+
+    /// The row that is multiplied.
+    fn apply<'a>(self, isa: Isa, row: &'a [f32], buffer: &mut Vec<f32>) -> RowSource<'a> {
+        match self {
+            Self::Nothing => return RowSource::Slice(row),
+            Self::RmsNorm { weight, epsilon } => {
+                buffer.resize(row.len(), 0.0);
+                rows::rms_norm(isa, row, weight, epsilon, buffer);
+            }
+            Self::SiluMul => {
+                buffer.resize(row.len() / 2, 0.0);
+                rows::silu_mul(isa, row, buffer);
+            }
+        }
+        RowSource::Buffer
+    }
+}
+
+/// Weights of one kind.
+pub enum Part {
+    /// Quantised.
+    Quantized(PackedMatrix),
+    /// float32 or bfloat16.
+    Dense(DenseMatrix),
+}
+
+impl Part {
+    fn rows(&self) -> usize {
+        match self {
+            Self::Quantized(matrix) => matrix.rows(),
+            Self::Dense(matrix) => matrix.rows(),
+        }
+    }
+
+    fn columns(&self) -> usize {
+        match self {
+            Self::Quantized(matrix) => matrix.columns(),
+            Self::Dense(matrix) => matrix.columns(),
+        }
+    }
+
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::Quantized(matrix) => matrix.num_bytes(),
+            Self::Dense(matrix) => matrix.num_bytes(),
+        }
+    }
+}
+
+/// `y = x W^T + b`: the weights in one or more parts, one below the other.
+pub struct Linear {
+    parts: Vec<Part>,
+    /// For each part, padded to whole panels; empty without a bias.
+    biases: Vec<Vec<f32>>,
+    rows: usize,
+    columns: usize,
+}
+
+/// What `Linear::new` refuses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinearError {
+    /// No weights, or parts that differ in their inputs.
+    #[error("the parts of a linear layer must have the same number of columns, got {0:?}")]
+    Columns(Vec<usize>),
+    /// A bias of another length.
+    #[error("a bias for {rows} outputs has {got} elements")]
+    Bias {
+        /// Outputs.
+        rows: usize,
+        /// Elements of the bias.
+        got: usize,
+    },
+}
+
+#[derive(Default)]
+struct Scratch {
+    activations: Activations,
+    dense: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The rows of a call, and where its results go.
+pub struct Call<'a> {
+    /// Inputs, row by row.
+    pub input: &'a [f32],
+    /// Results, row by row.
+    pub output: &'a mut [f32],
+    /// What is done to each row first.
+    pub before: Before<'a>,
+    /// Whether results are added to what is there, as a residual connection does.
+    pub accumulate: bool,
+}
+
+impl Linear {
+    /// A layer of these weights.
+    pub fn new(parts: Vec<Part>, bias: Option<&[f32]>) -> Result<Self, LinearError> {
+        let widths: Vec<_> = parts.iter().map(Part::columns).collect();
+        if widths.is_empty() || widths.iter().any(|width| *width != widths[0]) {
+            return Err(LinearError::Columns(widths));
+        }
+        let rows = parts.iter().map(Part::rows).sum();
+        let mut biases = Vec::new();
+        if let Some(bias) = bias {
+            if bias.len() != rows {
+                return Err(LinearError::Bias {
+                    rows,
+                    got: bias.len(),
+                });
+            }
+            let mut rest = bias;
+            for part in &parts {
+                let (own, others) = rest.split_at(part.rows());
+                let mut own = own.to_vec();
+                own.resize(own.len().next_multiple_of(PANEL), 0.0);
+                biases.push(own);
+                rest = others;
+            }
+        }
+        Ok(Self {
+            columns: widths[0],
+            parts,
+            biases,
+            rows,
+        })
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes of the weights.
+    pub fn num_bytes(&self) -> usize {
+        self.parts.iter().map(Part::num_bytes).sum()
+    }
+
+    /// Copies rows of the weights, as an embedding does: `out` gets a row for each index.
+    ///
+    /// Panics if an index is not below `rows()` or `out` has another length.
+    pub fn gather(&self, indices: &[i32], out: &mut [f32]) {
+        assert_eq!(out.len(), indices.len() * self.columns);
+        for (index, out) in indices.iter().zip(out.chunks_exact_mut(self.columns)) {
+            let mut row = usize::try_from(*index).unwrap_or(usize::MAX);
+            let part = self.parts.iter().find(|part| {
+                let found = row < part.rows();
+                if !found {
+                    row -= part.rows();
+                }
+                found
+            });
+            match part {
+                Some(Part::Quantized(matrix)) => matrix.row(row, out),
+                Some(Part::Dense(matrix)) => matrix.row(row, out),
+                None => panic!("row {index} of {} was asked for", self.rows),
+            }
+        }
+    }
+
+    /// Computes all rows of a call.
+    ///
+    /// Panics if the slices are not whole rows, or not the same number of them.
+    pub fn forward(&self, isa: Isa, pool: &Pool, call: &mut Call<'_>) {
+        let width = call.before.input_columns(self.columns);
+        let count = call.input.len() / width;
+        assert_eq!(call.input.len(), count * width, "inputs must be whole rows");
+        assert_eq!(
+            call.output.len(),
+            count * self.rows,
+            "outputs must be whole rows"
+        );
+        if let Before::RmsNorm { weight, .. } = call.before {
+            assert_eq!(
+                weight.len(),
+                self.columns,
+                "a norm's weight must be as long as a row"
+            );
+        }
+        let step = (ROW_BYTES / self.columns).max(32);
+        SCRATCH.with_borrow_mut(|scratch| {
+            for first in (0..count).step_by(step) {
+                let rows = step.min(count - first);
+                let mut block = Call {
+                    input: &call.input[first * width..][..rows * width],
+                    output: &mut call.output[first * self.rows..][..rows * self.rows],
+                    ..*call
+                };
+                self.forward_block(isa, pool, scratch, &mut block, rows);
+            }
+        });
+    }
+
+    fn forward_block(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        scratch: &mut Scratch,
+        call: &mut Call<'_>,
+        rows: usize,
+    ) {
+        let mut prepared = None;
+        let mut start = 0;
+        for (index, part) in self.parts.iter().enumerate() {
+            let outputs = Outputs {
+                start: call.output[start..].as_mut_ptr(),
+                stride: self.rows,
+                columns: part.rows(),
+                accumulate: call.accumulate,
+                bias: self.biases.get(index).map(Vec::as_slice),
+            };
+            match part {
+                Part::Quantized(matrix) => {
+                    let layout = matrix.layout();
+                    if prepared != Some((layout.group(), layout.zero())) {
+                        self.quantize(isa, pool, scratch, call, matrix, rows);
+                        prepared = Some((layout.group(), layout.zero()));
+                    }
+                    multiply(isa, pool, &scratch.activations, matrix, &outputs);
+                }
+                Part::Dense(matrix) => {
+                    self.prepare_dense(isa, pool, scratch, call, rows);
+                    let input = if matches!(call.before, Before::Nothing) {
+                        call.input
+                    } else {
+                        &scratch.dense
+                    };
+                    matrix.multiply(isa, pool, input, rows, &outputs);
+                }
+            }
+            start += part.rows();
+        }
+    }
+
+    fn quantize(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        scratch: &mut Scratch,
+        call: &Call<'_>,
+        matrix: &PackedMatrix,
+        rows: usize,
+    ) {
+        let width = call.before.input_columns(self.columns);
+        scratch
+            .activations
+            .resize(matrix.layout(), rows, self.columns);
+        scratch.activations.fill(isa, pool, &|row, buffer| {
+            let row = &call.input[row * width..][..width];
+            call.before.apply(isa, row, buffer)
+        });
+    }
+
+    fn prepare_dense(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        scratch: &mut Scratch,
+        call: &Call<'_>,
+        rows: usize,
+    ) {
+        if matches!(call.before, Before::Nothing) {
+            return;
+        }
+        let width = call.before.input_columns(self.columns);
+        scratch.dense.resize(rows * self.columns, 0.0);
+        let target = crate::shared::SharedMut::new(&mut scratch.dense);
+        let prepare = |row: usize| {
+            let source = &call.input[row * width..][..width];
+            let out = target.part(row * self.columns, self.columns);
+            match call.before {
+                Before::Nothing => {}
+                Before::RmsNorm { weight, epsilon } => {
+                    rows::rms_norm(isa, source, weight, epsilon, out);
+                }
+                Before::SiluMul => rows::silu_mul(isa, source, out),
+            }
+        };
+        rows::share(pool, rows, self.columns, &prepare);
+    }
+}
+
+/// Where the results of one part go: columns of a matrix.
+pub struct Outputs<'a> {
+    pub(crate) start: *mut f32,
+    pub(crate) stride: usize,
+    pub(crate) columns: usize,
+    pub(crate) accumulate: bool,
+    pub(crate) bias: Option<&'a [f32]>,
+}
+
+// SAFETY: tasks write columns that are apart.
+unsafe impl Sync for Outputs<'_> {}
+
+impl Outputs<'_> {
+    /// Where the results of a panel for the rows from `row` on go.
+    pub(crate) fn panel(&self, panel: usize, row: usize) -> Output {
+        let column = panel * PANEL;
+        Output {
+            start: self.start.wrapping_add(row * self.stride + column),
+            stride: self.stride,
+            lanes: PANEL.min(self.columns - column),
+            accumulate: self.accumulate,
+            bias: self
+                .bias
+                .map_or(std::ptr::null(), |bias| bias[column..][..PANEL].as_ptr()),
+        }
+    }
+
+    /// How many panels there are, and how many of them a task should take: four tasks a thread, so that
+    /// one that comes late takes fewer.
+    pub(crate) fn panels(&self, pool: &Pool) -> (usize, usize) {
+        let panels = self.columns.div_ceil(PANEL);
+        (panels, panels.div_ceil(4 * pool.threads()))
+    }
+}
+
+fn multiply(
+    isa: Isa,
+    pool: &Pool,
+    activations: &Activations,
+    matrix: &PackedMatrix,
+    outputs: &Outputs<'_>,
+) {
+    let tiles: Vec<_> = (0..activations.tiles())
+        .map(|index| activations.tile(index))
+        .collect();
+    let tiles = Tiles(&tiles);
+    let (panels, step) = outputs.panels(pool);
+    let widest = tile::kernel(isa, matrix.layout(), tiles.first_width());
+    let last = tile::kernel(isa, matrix.layout(), tiles.last_width());
+    pool.run(panels.div_ceil(step), &|task| {
+        for panel in task * step..(task * step + step).min(panels) {
+            let bytes = matrix.panel(panel).as_ptr();
+            for (index, tile) in tiles.get().iter().enumerate() {
+                let job = TileJob {
+                    panel: bytes,
+                    next: if index == 0 && panel + 1 < panels {
+                        matrix.panel(panel + 1).as_ptr()
+                    } else {
+                        std::ptr::null()
+                    },
+                    groups: matrix.groups(),
+                    tile: *tile,
+                    output: outputs.panel(panel, index * crate::activations::TILE),
+                };
+                let kernel = if index + 1 == tiles.get().len() {
+                    last
+                } else {
+                    widest
+                };
+                // SAFETY: the instructions are there; panel, tile and output have the sizes of the job.
+                unsafe { kernel(&job) };
+            }
+        }
+    });
+}
+
+/// Tiles that all tasks read.
+struct Tiles<'a>(&'a [crate::activations::Tile]);
+
+// SAFETY: nobody writes the activations while their tiles are in use.
+unsafe impl Sync for Tiles<'_> {}
+
+impl Tiles<'_> {
+    fn get(&self) -> &[crate::activations::Tile] {
+        self.0
+    }
+
+    fn first_width(&self) -> usize {
+        self.0.first().map_or(1, |tile| tile.width)
+    }
+
+    fn last_width(&self) -> usize {
+        self.0.last().map_or(1, |tile| tile.width)
+    }
+}

@@ -1,0 +1,398 @@
+//! The CPU kernels over tensors' addresses: check, slice, call, return. The GIL is released meanwhile.
+//!
+//! Addresses come from `miniinfer.cpu`, which checks types, contiguity and shapes; sizes and indices
+//! are checked here again.
+#![expect(
+    unsafe_code,
+    reason = "a tensor's memory is an address until it is made a slice"
+)]
+
+use miniinfer_cpu::attention::cache::{CacheShape, LayerCache};
+use miniinfer_cpu::attention::element::ElementType;
+use miniinfer_cpu::attention::{self, Queries, write};
+use miniinfer_cpu::dense::{DenseMatrix, DenseType};
+use miniinfer_cpu::error::PackError;
+use miniinfer_cpu::format::Format;
+use miniinfer_cpu::isa::Isa;
+use miniinfer_cpu::linear::{Before, Call, Linear, Part};
+use miniinfer_cpu::packed::PackedMatrix;
+use miniinfer_cpu::pool::Pool;
+use miniinfer_cpu::quantize::Bits;
+use miniinfer_cpu::rows;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use std::sync::{Arc, PoisonError, RwLock};
+
+static POOL: RwLock<Option<Arc<Pool>>> = RwLock::new(None);
+
+fn pool() -> Arc<Pool> {
+    let current = POOL.read().unwrap_or_else(PoisonError::into_inner).clone();
+    current.unwrap_or_else(|| {
+        let mut place = POOL.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(place.get_or_insert_with(|| Arc::new(Pool::new(1))))
+    })
+}
+
+/// How many threads the kernels use, the caller's included.
+#[pyfunction]
+pub fn set_kernel_threads(threads: usize) -> PyResult<()> {
+    if threads == 0 || threads > 1024 {
+        return Err(value_error(format!(
+            "threads must be from 1 to 1024, got {threads}"
+        )));
+    }
+    if pool().threads() != threads {
+        let fresh = Arc::new(Pool::new(threads));
+        *POOL.write().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+    }
+    Ok(())
+}
+
+/// The instructions that kernels use here.
+#[pyfunction]
+pub fn kernel_isa() -> &'static str {
+    Isa::best().name()
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a function to map errors with"
+)]
+fn value_error(error: impl ToString) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// # Safety
+///
+/// `count` elements must lie at the address, and nobody may write them during the call.
+unsafe fn slice<'a, T>(address: usize, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), count) }
+}
+
+/// # Safety
+///
+/// As `slice`, and nobody else may read them.
+unsafe fn slice_mut<'a, T>(address: usize, count: usize) -> &'a mut [T] {
+    if count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), count) }
+}
+
+/// A linear layer's weights, packed for the kernels.
+#[pyclass(frozen)]
+pub struct PackedLinear {
+    linear: Linear,
+}
+
+/// Number of a ggml type, or bits to quantise its floats to; raw bytes; rows; columns.
+type PartArguments = (u32, u32, PyBuffer<u8>, usize, usize);
+
+#[pymethods]
+impl PackedLinear {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 gives arguments away")]
+    fn new(py: Python<'_>, parts: Vec<PartArguments>, bias: Option<Vec<f32>>) -> PyResult<Self> {
+        let mut inputs = Vec::with_capacity(parts.len());
+        for (kind, bits, data, rows, columns) in &parts {
+            let bytes = data
+                .as_slice_ptr()
+                .ok_or_else(|| value_error("weights must be C-contiguous"))?;
+            // SAFETY: the buffer holds the memory, and nobody writes weights while they are packed.
+            let bytes: &[u8] = unsafe { &*bytes.as_ptr() };
+            inputs.push((*kind, *bits, bytes, *rows, *columns));
+        }
+        py.detach(|| {
+            let packed: Result<Vec<_>, _> = inputs.into_iter().map(pack).collect();
+            Linear::new(packed?, bias.as_deref()).map_err(value_error)
+        })
+        .map(|linear| Self { linear })
+    }
+
+    #[getter]
+    fn rows(&self) -> usize {
+        self.linear.rows()
+    }
+
+    #[getter]
+    fn columns(&self) -> usize {
+        self.linear.columns()
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.linear.num_bytes()
+    }
+
+    /// `out` [count, rows] = prepared `x` times the weights; see the stub.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords would cost more than the call"
+    )]
+    fn forward(
+        &self,
+        py: Python<'_>,
+        x: usize,
+        out: usize,
+        count: usize,
+        norm: usize,
+        epsilon: f32,
+        silu: bool,
+        accumulate: bool,
+    ) {
+        py.detach(|| {
+            let columns = self.linear.columns();
+            let width = if silu { 2 * columns } else { columns };
+            // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
+            let (input, output) = unsafe {
+                (
+                    slice(x, count * width),
+                    slice_mut(out, count * self.linear.rows()),
+                )
+            };
+            let before = match (silu, norm) {
+                (true, _) => Before::SiluMul,
+                (false, 0) => Before::Nothing,
+                (false, norm) => Before::RmsNorm {
+                    // SAFETY: as above.
+                    weight: unsafe { slice(norm, columns) },
+                    epsilon,
+                },
+            };
+            let mut call = Call {
+                input,
+                output,
+                before,
+                accumulate,
+            };
+            self.linear.forward(Isa::best(), &pool(), &mut call);
+        });
+    }
+
+    /// Rows of the weights by index: an embedding.
+    fn gather(&self, py: Python<'_>, indices: usize, count: usize, out: usize) -> PyResult<()> {
+        // SAFETY: as in `forward`.
+        let indices: &[i32] = unsafe { slice(indices, count) };
+        let limit = self.linear.rows();
+        for index in indices {
+            if !usize::try_from(*index).is_ok_and(|index| index < limit) {
+                return Err(PyIndexError::new_err(format!(
+                    "token {index} is not in the vocabulary of {limit}"
+                )));
+            }
+        }
+        py.detach(|| {
+            // SAFETY: as in `forward`.
+            let out = unsafe { slice_mut(out, count * self.linear.columns()) };
+            self.linear.gather(indices, out);
+        });
+        Ok(())
+    }
+}
+
+fn pack((kind, bits, data, rows, columns): (u32, u32, &[u8], usize, usize)) -> PyResult<Part> {
+    const F32: u32 = 0;
+    const BF16: u32 = 30;
+    let pool = pool();
+    let packed = match (kind, bits) {
+        (F32, 4 | 8) => {
+            let bits = if bits == 4 { Bits::Four } else { Bits::Eight };
+            PackedMatrix::from_floats(bits, floats(data)?, rows, columns, &pool)
+                .map(Part::Quantized)
+        }
+        (F32, _) => DenseMatrix::new(DenseType::F32, data, rows, columns, &pool).map(Part::Dense),
+        (BF16, _) => DenseMatrix::new(DenseType::Bf16, data, rows, columns, &pool).map(Part::Dense),
+        _ => Format::from_ggml(kind)
+            .and_then(|format| PackedMatrix::from_ggml(format, data, rows, columns, &pool))
+            .map(Part::Quantized),
+    };
+    packed.map_err(|error: PackError| value_error(error))
+}
+
+fn floats(data: &[u8]) -> PyResult<&[f32]> {
+    // SAFETY: every bit pattern is a float.
+    let (before, floats, after) = unsafe { data.align_to::<f32>() };
+    if before.is_empty() && after.is_empty() {
+        Ok(floats)
+    } else {
+        Err(value_error("float32 weights must be aligned"))
+    }
+}
+
+/// `RMSNorm` of `count` rows of `columns`.
+#[pyfunction]
+pub fn rms_norm(
+    py: Python<'_>,
+    x: usize,
+    weight: usize,
+    epsilon: f32,
+    out: usize,
+    count: usize,
+    columns: usize,
+) {
+    py.detach(|| {
+        // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
+        let (x, weight, out) = unsafe {
+            let length = count * columns;
+            (
+                slice::<f32>(x, length),
+                slice(weight, columns),
+                slice_mut(out, length),
+            )
+        };
+        for (row, out) in x.chunks_exact(columns).zip(out.chunks_exact_mut(columns)) {
+            rows::rms_norm(Isa::best(), row, weight, epsilon, out);
+        }
+    });
+}
+
+/// The cache of all layers, and attention over it.
+#[pyclass(frozen)]
+pub struct PagedAttention {
+    shape: CacheShape,
+    layers: Vec<LayerCache>,
+}
+
+/// Addresses of a step's arrays and their sizes; see the stub.
+type StepArguments = (
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+    usize,
+);
+
+#[pymethods]
+impl PagedAttention {
+    #[new]
+    fn new(
+        layers: Vec<(usize, usize, usize, usize)>,
+        dtype: &str,
+        num_blocks: usize,
+        block_size: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+    ) -> PyResult<Self> {
+        let element = match dtype {
+            "float32" => ElementType::F32,
+            "float16" => ElementType::F16,
+            "bfloat16" => ElementType::Bf16,
+            "int8" => ElementType::I8,
+            _ => return Err(value_error(format!("no kernel for a cache of {dtype}"))),
+        };
+        if [num_blocks, block_size, num_kv_heads].contains(&0)
+            || head_dim < 2
+            || !head_dim.is_multiple_of(2)
+        {
+            return Err(value_error(format!(
+                "no kernel for a cache of {num_blocks} blocks, {block_size} tokens, {num_kv_heads} heads \
+                 of {head_dim}"
+            )));
+        }
+        let shape = CacheShape {
+            blocks: num_blocks,
+            block_size,
+            heads: num_kv_heads,
+            head_dim,
+            element,
+        };
+        let at = std::ptr::with_exposed_provenance_mut;
+        let layers = layers
+            .into_iter()
+            .map(|(keys, values, key_scales, value_scales)| {
+                let scales = (
+                    std::ptr::with_exposed_provenance_mut(key_scales),
+                    std::ptr::with_exposed_provenance_mut(value_scales),
+                );
+                // SAFETY: `miniinfer.cpu` gives the addresses of a cache of this shape, which it holds.
+                unsafe { LayerCache::new(shape, at(keys), at(values), scales) }
+            })
+            .collect();
+        Ok(Self { shape, layers })
+    }
+
+    /// Rotates queries and keys, stores keys and values, and attends; see the stub.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords would cost more than the call"
+    )]
+    fn step(
+        &self,
+        py: Python<'_>,
+        layer: usize,
+        heads: usize,
+        out: usize,
+        num_heads: usize,
+        window: usize,
+        norm: usize,
+        epsilon: f32,
+        rotary: (usize, usize),
+        step: StepArguments,
+    ) -> PyResult<()> {
+        let cache = self.layers.get(layer).ok_or_else(|| {
+            PyIndexError::new_err(format!(
+                "layer {layer} of {} was asked for",
+                self.layers.len()
+            ))
+        })?;
+        let (positions, slots, query_start, seq_lens, rows, table, ..) = step;
+        let (.., tokens, requests, table_rows, table_width) = step;
+        let CacheShape {
+            heads: kv_heads,
+            head_dim,
+            ..
+        } = self.shape;
+        if num_heads == 0 || !num_heads.is_multiple_of(kv_heads) {
+            return Err(value_error(format!(
+                "{kv_heads} key-value heads do not divide the {num_heads} attention heads"
+            )));
+        }
+        let width = (num_heads + 2 * kv_heads) * head_dim;
+        py.detach(|| {
+            let (isa, pool) = (Isa::best(), pool());
+            let rotated = if norm == 0 {
+                0
+            } else {
+                (num_heads + kv_heads) * head_dim
+            };
+            // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
+            unsafe {
+                let heads = slice_mut::<f32>(heads, tokens * width);
+                let mut new = write::NewTokens {
+                    heads,
+                    query_heads: num_heads,
+                    rotary_table: slice(rotary.0, rotary.1 * head_dim),
+                    positions: slice(positions, tokens),
+                    slots: slice(slots, tokens),
+                    norm: slice(norm, rotated),
+                    epsilon,
+                };
+                write::write(isa, &pool, cache, &mut new).map_err(value_error)?;
+                let queries = Queries {
+                    query: heads,
+                    stride: width,
+                    heads: num_heads,
+                    query_start: slice(query_start, requests + 1),
+                    seq_lens: slice(seq_lens, requests),
+                    rows: slice(rows, requests),
+                    block_table: slice(table, table_rows * table_width),
+                    table_width,
+                    window,
+                };
+                let out = slice_mut(out, tokens * num_heads * head_dim);
+                attention::attend(isa, &pool, cache, &queries, out).map_err(value_error)
+            }
+        })
+    }
+}
