@@ -115,6 +115,10 @@ bench-core: $(VENV)/.wheel ## The core beside a scheduler in plain Python; refre
 bench-cpu: $(VENV)/.model ## The kernels for CPUs and the built-in model on them; refreshes benches/
 	$(BIN)/python benches/cpu.py
 
+.PHONY: bench-text
+bench-text: $(VENV)/.model ## Detokenising, stop strings, events, grammars; refreshes benches/
+	$(BIN)/python benches/text.py
+
 # --- tidy -----------------------------------------------------------------------------------------
 
 .PHONY: clean

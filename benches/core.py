@@ -5,17 +5,15 @@ Writes `benches/results/core.json` and the table in `benches/README.md`.
 
 import json
 import os
-import platform
-import re
 import subprocess
 import tempfile
 from pathlib import Path
 
+import report
+
 from miniinfer.bench.core import Figures, measure, table
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "core.json"
-README = HERE / "README.md"
 
 # Of each figure: the benchmark, and what one iteration of it is divided by.
 CRITERION = {
@@ -87,11 +85,8 @@ def merge(rust: Figures, through_python: Figures, scheduler: Figures) -> Figures
 
 
 def readme_table(figures: Figures) -> str:
-    """The table of `README.md`, with the machine it was measured on."""
+    """The table of `README.md`."""
     lines = [
-        f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
-        f"CPython {platform.python_version()}; load average {os.getloadavg()[0]:.1f} at the end.",
-        "",
         "| microseconds | must be | core | core from Python | plain Python | ratio | others |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -114,22 +109,6 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _processor() -> str:
-    try:
-        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
-
-
-def refresh(text: str, contents: str) -> str:
-    """Put the table between its markers."""
-    begin, end = "<!-- core figures -->\n", "<!-- end of core figures -->"
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    return before + begin + contents + "\n" + end + after
-
-
 def main() -> None:
     rust = criterion()
     through_python, scheduler = measure()
@@ -139,9 +118,7 @@ def main() -> None:
         print(f"{name:36} {value:10,.3f}")
     print("\nfrom Python, in turns with a scheduler in plain Python")
     print(table(through_python, scheduler))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
-    README.write_text(refresh(README.read_text(), readme_table(figures)))
+    report.write("core", figures, readme_table(figures))
 
 
 if __name__ == "__main__":

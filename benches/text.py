@@ -1,33 +1,40 @@
 """Measures what text costs: `make bench-text`.
 
-* A token's way from the sampler to the bytes of its event: detokenised, matched against stop strings,
-  written as a chunk of a chat. One thread does all of it here, the commit of the step included.
+* A token's way from the sampler to the bytes of its event: detokenised, matched against stop
+  strings, written as a chunk of a chat. One thread does all of it here, the commit of the step included.
 * What a JSON schema on every row adds to a decode step of the built-in model.
 
 Writes `benches/results/text.json` and the table in `benches/README.md`.
 """
 
-import json
 import statistics
 import time
 from pathlib import Path
 
+import report
+from structured import measure
+
 from miniinfer.bench.fake_model import FakeModel
 from miniinfer.fetch import ensure_builtin
+from miniinfer.sampling_params import SamplingParams
 from miniinfer.server.chat_parts import PartRules
 from miniinfer.server.chat_prepare import PreparedChat
 from miniinfer.server.chat_writer import ChatWriter
 from miniinfer.server.envelope import Envelope
 from miniinfer.server.generation import Work
 from miniinfer.server.protocol import ChatMessage, ChatRequest
-from miniinfer.sampling_params import SamplingParams
 from miniinfer.tokenizer import Tokenizer
-
 
 HERE = Path(__file__).parent
 STREAMS = 64
 TOKENS = 400
 ROUNDS = 9
+ROWS = {
+    "us_per_token": ("sampler to event bytes, microseconds a token", "<= 2"),
+    "step_ms_8": ("decode step of 8 rows, milliseconds", ""),
+    "masked_step_ms_8": ("the same under a JSON schema", ""),
+    "mask_added_step_percent_8": ("added by the schema, percent", "<= 5"),
+}
 STOP = ["\n\nUser:", "</answer>", "###"]
 
 
@@ -39,9 +46,8 @@ class _Source:
 
 def writer() -> ChatWriter:
     body = ChatRequest(messages=[ChatMessage(role="user", content="Hello")], stream=True)
-    prepared = PreparedChat(
-        work=Work(token_ids=[1], params=SamplingParams()), rules=PartRules(), top_logprobs=0, echo=""
-    )
+    work = Work(token_ids=[1], params=SamplingParams())
+    prepared = PreparedChat(work=work, rules=PartRules(), top_logprobs=0)
     envelope = Envelope(id="chatcmpl-0123456789abcdef", model="SmolLM2-135M-Instruct")
     return ChatWriter(envelope, _Source(), prepared, body)
 
@@ -88,8 +94,13 @@ def text_cost() -> float:
 
 
 def main() -> None:
-    figures = {"us_per_token": round(text_cost(), 3)}
-    print(json.dumps(figures, indent=2))
+    figures = {"us_per_token": round(text_cost(), 3), **measure(rows=8)}
+    lines = ["| figure | must be | measured |", "|---|---|---|"]
+    for name, (title, target) in ROWS.items():
+        lines.append(f"| {title} | {target} | {figures[name]:.3g} |")
+    table = "\n".join(lines)
+    print(table)
+    report.write("text", figures, table)
 
 
 if __name__ == "__main__":
