@@ -1,7 +1,7 @@
 """What answers of a given form cost: the time of a decode step with and without a JSON schema.
 
-Both kinds of step come from one engine over the built-in model, in turns, all rows of a step with the
-same schema or none of them. `text.py` reports it.
+Both kinds of step come from one engine over the built-in model, in turns, all rows of a step with
+the same schema or none of them. `text.py` reports it.
 """
 
 import statistics
@@ -47,7 +47,7 @@ def decode_times(engine: LLMEngine, rows: int, steps: int, params: SamplingParam
 
 
 def measure(rows: int = 8, rounds: int = 10, steps: int = 20) -> dict[str, float]:
-    """Median milliseconds of a decode step with and without a schema on all rows, taken in turns."""
+    """Median milliseconds of a decode step with and without a schema on all rows, in turns."""
     engine = LLMEngine(EngineArgs(seed=0, max_num_seqs=rows))
     grammar = engine.engine.compile_grammar(StructuredOutputsParams(json=SCHEMA))
     plain = SamplingParams(temperature=1, max_tokens=500, ignore_eos=True)

@@ -1,7 +1,7 @@
 """Measures what text costs: `make bench-text`.
 
 * A token's way from the sampler to the bytes of its event: detokenised, matched against stop
-  strings, written as a chunk of a chat. One thread does all of it here, the commit of the step included.
+  strings, written as a chunk of a chat. One thread does all of it here, the step's commit too.
 * What a JSON schema on every row adds to a decode step of the built-in model.
 
 Writes `benches/results/text.json` and the table in `benches/README.md`.
