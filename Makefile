@@ -115,6 +115,10 @@ bench-core: $(VENV)/.wheel ## The core beside a scheduler in plain Python; refre
 bench-cpu: $(VENV)/.model ## The kernels for CPUs and the built-in model on them; refreshes benches/
 	$(BIN)/python benches/cpu.py
 
+.PHONY: bench-serve
+bench-serve: $(VENV)/.wheel ## What a streamed token costs, for each layout of processes
+	$(BIN)/python benches/serve.py
+
 # --- tidy -----------------------------------------------------------------------------------------
 
 .PHONY: clean
