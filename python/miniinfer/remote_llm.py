@@ -352,7 +352,8 @@ class RemoteLLM(StreamingLLM):
         """
         frontends = [link.frontend for link in self._links if link.frontend is not None]
         # For all, so that none has to when a request comes; the first one's is handed out.
-        return [compile_grammar(frontend, params) for frontend in frontends][0]
+        compiled, *_ = [compile_grammar(frontend, params) for frontend in frontends]
+        return compiled
 
     async def check(self) -> None:
         """Have the engines verify their whole state; raises `RuntimeError` with what is wrong."""
