@@ -67,6 +67,7 @@ def test_few_files_use_the_compiled_module() -> None:
         "errors.py",
         "llm_engine.py",
         "outputs.py",
+        "parsing.py",
         "remote_llm.py",
         "step.py",
         "streams.py",

@@ -26,6 +26,7 @@ use miniinfer_core::{Command, EngineConfig};
 use proptest::prelude::*;
 
 const VOCAB: u32 = 64;
+const EOS: u32 = 63;
 
 fn config() -> EngineConfig {
     EngineConfig {
@@ -44,7 +45,7 @@ fn text_model() -> Arc<TextModel> {
 }
 
 fn unpack(kind: u8, bytes: &[u8], client: u16) -> Result<Vec<Command>, WireError> {
-    let grammars = GrammarCompiler::new(text_model(), VOCAB, Vec::new());
+    let grammars = GrammarCompiler::new(text_model(), VOCAB, vec![EOS]);
     unpack_message(kind, bytes, client, &|spec| {
         Ok(grammars.compile(spec).map_err(SubmitError::from)?)
     })
@@ -84,16 +85,19 @@ struct World {
 
 impl World {
     fn new(clients: u16, policy: StallPolicy) -> Self {
+        Self::with_eos(clients, policy, &[])
+    }
+
+    fn with_eos(clients: u16, policy: StallPolicy, eos: &[u32]) -> Self {
         let model = text_model();
-        let host =
-            Host::new(config(), Vec::new(), VOCAB, text_model()).expect("a valid configuration");
+        let host = Host::new(config(), eos.to_vec(), VOCAB, model.clone()).expect("valid");
         let clients = (0..clients).map(|client| {
             host.connect(client);
             let spec = ClientSpec {
                 config: config(),
                 vocab_size: VOCAB,
                 model: model.clone(),
-                eos: Vec::new(),
+                eos: eos.to_vec(),
                 client,
                 policy,
             };
@@ -635,7 +639,7 @@ fn flip(bytes: &mut [u8], flips: &[(usize, u8)]) {
 
 #[test]
 fn a_grammar_goes_as_its_text_and_a_bad_one_is_refused() {
-    let world = World::new(1, StallPolicy::default());
+    let world = World::with_eos(1, StallPolicy::default(), &[EOS]);
     let frontend = world.clients[0].frontend();
     for source in [
         GrammarSource::JsonObject,
