@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .async_llm import AsyncLLM, Stream
+    from .async_llm import AsyncLLM
     from .config import EngineArgs
     from .errors import EngineDeadError, RequestError
     from .llm import LLM
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .outputs import CompletionOutput, Logprob, RequestOutput
     from .parameters import ParameterError
     from .sampling_params import RequestOutputKind, SamplingParams
+    from .streams import Stream
     from .structured import CompiledGrammar, StructuredOutputsParams
 
 _HOMES = {
@@ -38,7 +39,7 @@ _HOMES = {
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
-    "Stream": "async_llm",
+    "Stream": "streams",
     "StructuredOutputsParams": "structured",
 }
 

@@ -13,10 +13,13 @@ __version__: str
 __all__ = [
     "CompiledGrammar",
     "Delta",
+    "Driver",
     "Engine",
     "EngineDeadError",
+    "EngineHost",
     "PackedLinear",
     "PagedAttention",
+    "RemoteFrontend",
     "RequestError",
     "Submission",
     "TokenLogprob",
@@ -38,6 +41,20 @@ class RequestError(ValueError):
 
 class EngineDeadError(RuntimeError):
     """The engine has stopped and takes no more requests."""
+
+class _Limits(TypedDict, total=False):
+    """An engine's sizes and limits. Those from `enable_prefix_caching` on have defaults."""
+
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_prefix_caching: bool
+    target_itl_ms: float | None
+    max_draft_tokens: int
+    max_logprobs: int
 
 class _ParserParams(TypedDict, total=False):
     """How an answer is parsed."""
@@ -148,29 +165,9 @@ class Submission:
     def hold(self) -> None: ...
     def resume(self) -> None: ...
 
-@final
-class Engine:
-    """A model's control plane. One thread drives `plan` and `commit`; any may call the rest."""
+class Driver:
+    """The side of an engine that steps it. One thread drives `plan` and `commit`."""
 
-    def __new__(
-        cls,
-        *,
-        tokenizer_json: bytes,
-        vocab_size: int,
-        eos_token_ids: list[int],
-        block_size: int,
-        num_blocks: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        enable_prefix_caching: bool = True,
-        target_itl_ms: float | None = None,
-        max_draft_tokens: int = 0,
-        max_logprobs: int = 20,
-        text_thread: bool = True,
-        max_backlog: int = 1024,
-        stall_limit: float = 60.0,
-    ) -> Engine: ...
     def array_specs(self) -> list[tuple[str, str, int]]:
         """Name, numpy dtype and number of items of each array of a slot."""
     def register_slot(self, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None: ...
@@ -200,6 +197,36 @@ class Engine:
     def fill_masks(
         self, slot: int, rows: npt.NDArray[np.int32], bits: npt.NDArray[np.int32]
     ) -> int: ...
+    def fail_step(self, slot: int, reason: str) -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def interrupt(self) -> None: ...
+    def check(self) -> None: ...
+
+@final
+class Engine(Driver):
+    """A model's control plane. One thread drives `plan` and `commit`; any may call the rest."""
+
+    def __new__(
+        cls,
+        *,
+        tokenizer_json: bytes,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        target_itl_ms: float | None = None,
+        max_draft_tokens: int = 0,
+        max_logprobs: int = 20,
+        text_thread: bool = True,
+        max_backlog: int = 1024,
+        stall_limit: float = 60.0,
+    ) -> Engine: ...
+    def has_requests(self) -> bool: ...
     def compile_grammar(
         self,
         kind: str,
@@ -208,11 +235,6 @@ class Engine:
         compact: bool = False,
         whitespace_pattern: str | None = None,
     ) -> CompiledGrammar: ...
-    def fail_step(self, slot: int, reason: str) -> None: ...
-    def fail(self, reason: str) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-    def interrupt(self) -> None: ...
-    def has_requests(self) -> bool: ...
     def submit(self, prompt: list[int], params: _SubmitParams) -> Submission: ...
     def drain(self) -> list[tuple[int, Delta]]: ...
     def wake_fd(self) -> int: ...
@@ -220,7 +242,55 @@ class Engine:
     def wait_output(self, timeout: float | None = None) -> bool: ...
     def reset_prefix_cache(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
-    def check(self) -> None: ...
+
+@final
+class EngineHost(Driver):
+    """An engine that other processes speak to."""
+
+    def __new__(
+        cls, tokenizer_json: bytes, limits: _Limits, eos_token_ids: list[int]
+    ) -> EngineHost: ...
+    def connect(self, client: int) -> None: ...
+    def disconnect(self, client: int) -> None: ...
+    def feed(self, client: int, kind: int, message: bytes) -> None: ...
+    def take_frames(self, idle: bool) -> list[tuple[int, bytes]]:
+        """Frames to send, each with the client it is for."""
+
+@final
+class RemoteFrontend:
+    """Requests in and text out for an engine in another process. It has no threads."""
+
+    def __new__(
+        cls,
+        *,
+        tokenizer_json: bytes,
+        limits: _Limits,
+        eos_token_ids: list[int],
+        client: int,
+        max_backlog: int = 1024,
+        stall_limit: float = 60.0,
+    ) -> RemoteFrontend: ...
+    def compile_grammar(
+        self,
+        kind: str,
+        texts: list[str],
+        *,
+        compact: bool = False,
+        whitespace_pattern: str | None = None,
+    ) -> CompiledGrammar: ...
+    def submit(self, prompt: list[int], params: _SubmitParams) -> Submission: ...
+    def feed(self, frame: bytes) -> None: ...
+    def turn(self) -> float | None:
+        """Make text; the seconds after which it must be called again whatever comes."""
+    def take_messages(self) -> list[tuple[int, bytes]]:
+        """Messages to send: pairs of a type and what it says."""
+    def drain(self) -> list[tuple[int, Delta]]: ...
+    def wake_fd(self) -> int: ...
+    def clear_wake(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def fail(self, reason: str) -> None: ...
+    def reopen(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
 
 def parse(
     text: str,

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import logging
 import os
-import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ._core import Driver, Submission
 from ._core import Engine as Core
-from ._core import RequestError, Submission
 from .config import EngineArgs, available_memory
 from .cpu.linear import set_kernel_threads
 from .cpu.packing import choose_packing
 from .generation_config import generation_defaults
 from .model.read_config import read_model_config
-from .parameters import ParameterError
 from .parsing import ParserSpec
-from .sampling_params import RequestOutputKind, SamplingParams, check_priority
+from .sampling_params import SamplingParams
 from .source import ModelSource, resolve_model
 from .structured import CompiledGrammar, StructuredOutputsParams
+from .submission import SubmitParams, compile_grammar
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
+    from ._core import _Limits
     from .model.config import ModelConfig
     from .model.host_weights import HostWeights
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "StepEngine", "load_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,12 @@ _KV_SHARE = 0.4
 """Share of the free memory that the KV cache may grow to on a CPU."""
 
 
-class Engine:
-    """A loaded model and the state of its requests. One thread drives `step`.
+class StepEngine(abc.ABC):
+    """A loaded model and the state of its requests. One thread drives `step`."""
 
-    `text_thread`: text is made on a thread of its own, for callers with an event loop; without it
-    the outputs of a step are there when `step` returns.
-    """
+    core: Driver
 
-    def __init__(self, args: EngineArgs, *, text_thread: bool) -> None:
+    def __init__(self, args: EngineArgs) -> None:
         self.args = args
         self.source = resolve_model(args.model, args.revision)
         self.config = read_model_config(self.source.path)
@@ -56,15 +55,18 @@ class Engine:
         # What can be had without torch loads while torch, which takes seconds, is imported.
         with ThreadPoolExecutor(2) as pool:
             weights = pool.submit(_read_ahead, args, self.source)
-            tokenizer = pool.submit(_load_tokenizer, args, self.source)
+            tokenizer = pool.submit(load_tokenizer, args, self.source)
             self._load_model(weights)
             self.tokenizer = tokenizer.result()
         self.model_name = args.served_model_name or self.source.name
         self.vocab_size = min(self.config.vocab_size, self.tokenizer.vocab_size)
         self.eos_token_ids = _eos_token_ids(self.config, self.tokenizer)
-        self._make_core(text_thread)
-        self._next_seed = args.seed
+        self._make_core()
         self._failures = 0
+
+    @abc.abstractmethod
+    def _new_core(self, limits: _Limits) -> Driver:
+        """Make the core under the model."""
 
     def _load_model(self, host_weights: Future[HostWeights | None]) -> None:
         import torch
@@ -107,7 +109,7 @@ class Engine:
             )
         return asked or limit
 
-    def _make_core(self, text_thread: bool) -> None:
+    def _make_core(self) -> None:
         from .runner import ModelRunner
         from .step import StepBuffers
 
@@ -130,19 +132,17 @@ class Engine:
             vocab_size=self.vocab_size,
             kv_dtype=self.kv_dtype,
         )
-        self.core = Core(
-            tokenizer_json=self.tokenizer.json(),
-            vocab_size=self.vocab_size,
-            eos_token_ids=list(self.eos_token_ids),
-            block_size=args.block_size,
-            num_blocks=num_blocks,
-            max_num_seqs=args.max_num_seqs,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            enable_prefix_caching=args.enable_prefix_caching,
-            target_itl_ms=args.target_itl_ms,
-            text_thread=text_thread,
-        )
+        self.limits: _Limits = {
+            "vocab_size": self.vocab_size,
+            "block_size": args.block_size,
+            "num_blocks": num_blocks,
+            "max_num_seqs": args.max_num_seqs,
+            "max_num_batched_tokens": args.max_num_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "enable_prefix_caching": args.enable_prefix_caching,
+            "target_itl_ms": args.target_itl_ms,
+        }
+        self.core = self._new_core(self.limits)
         self.buffers = StepBuffers(self.core, 0, self.device)
 
     def _num_kv_blocks(self) -> int:
@@ -174,93 +174,6 @@ class Engine:
         """Sampling parameters that the model's `generation_config.json` recommends, by name."""
         return generation_defaults(self.source)
 
-    def compile_grammar(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Make a form of answers ready, so that `submit` has nothing to compile. From any thread.
-
-        Takes milliseconds, and a good part of a second for the first one of a large vocabulary.
-        Raises `ParameterError` for a form that cannot be used.
-        """
-        kind, texts = params.source()
-        try:
-            handle = self.core.compile_grammar(
-                kind,
-                texts,
-                compact=params.disable_any_whitespace,
-                whitespace_pattern=params.whitespace_pattern,
-            )
-        except RequestError as error:
-            message = f"structured_outputs: {error}"
-            raise ParameterError("structured_outputs", message) from None
-        return params.compiled(handle)
-
-    def submit(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        cache_salt: str | None = None,
-        parser: ParserSpec | None = None,
-    ) -> Submission:
-        """Queue a request, from any thread; `parser` fills `Delta.parts`.
-
-        Raises `RequestError` if it can never run, `ParameterError` for a priority beyond 32 bits
-        and for structured outputs that cannot be compiled.
-        """
-        check_priority(priority)
-        form = params.structured_outputs
-        if form is not None and not isinstance(form, CompiledGrammar):
-            form = self.compile_grammar(form)
-        return self.core.submit(
-            prompt_token_ids,
-            {
-                "n": params.n,
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
-                "min_p": params.min_p,
-                "presence_penalty": params.presence_penalty,
-                "frequency_penalty": params.frequency_penalty,
-                "repetition_penalty": params.repetition_penalty,
-                "seed": self._seed() if params.seed is None else params.seed,
-                "logprobs": params.logprobs,
-                "prompt_logprobs": params.prompt_logprobs,
-                "max_tokens": params.max_tokens,
-                "min_tokens": params.min_tokens,
-                "ignore_eos": params.ignore_eos,
-                "stop_token_ids": params.stop_token_ids or [],
-                "logit_bias": list((params.logit_bias or {}).items()),
-                "stop": [params.stop] if isinstance(params.stop, str) else params.stop or [],
-                "include_stop": params.include_stop_str_in_output,
-                "skip_special_tokens": params.skip_special_tokens,
-                "final_only": params.output_kind is RequestOutputKind.FINAL_ONLY,
-                "priority": priority,
-                "tenant": tenant,
-                "cache_salt": cache_salt,
-                **(parser or ParserSpec()).submit_params(),
-                "grammar": None if form is None else form.handle,
-                "grammar_after": [] if form is None else form.after_token_ids or [],
-                "allowed_token_ids": params.allowed_token_ids,
-                "bad_words": self._spellings(params.bad_words or []),
-            },
-        )
-
-    def _spellings(self, words: list[str]) -> list[list[int]]:
-        """Token ids of each word at the start of a text and after a space."""
-        spellings = []
-        for word in words:
-            bare = word.lstrip() or word
-            for text in dict.fromkeys((bare, f" {bare}")):
-                spellings.append(self.tokenizer.encode(text, add_special_tokens=False))
-        return spellings
-
-    def _seed(self) -> int:
-        if self._next_seed is None:
-            return secrets.randbits(64)
-        self._next_seed = (self._next_seed + 1) % 2**64
-        return self._next_seed
-
     def step(self) -> bool:
         """Plan, forward, sample, commit. False if there was nothing to compute.
 
@@ -286,6 +199,62 @@ class Engine:
         core.commit(buffers.slot)
         self._failures = 0
         return True
+
+
+class Engine(StepEngine):
+    """An engine with the text pipeline beside it.
+
+    `text_thread`: text is made on a thread of its own, for callers with an event loop; without it
+    the outputs of a step are there when `step` returns.
+    """
+
+    core: Core
+
+    def __init__(self, args: EngineArgs, *, text_thread: bool) -> None:
+        self._text_thread = text_thread
+        super().__init__(args)
+        self._submit_params = SubmitParams(args.seed, self.tokenizer)
+
+    def _new_core(self, limits: _Limits) -> Core:
+        return Core(
+            tokenizer_json=self.tokenizer.json(),
+            eos_token_ids=list(self.eos_token_ids),
+            text_thread=self._text_thread,
+            **limits,
+        )
+
+    def compile_grammar(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """Make a form of answers ready, so that `submit` has nothing to compile. From any thread.
+
+        Takes milliseconds, and a good part of a second for the first one of a large vocabulary.
+        Raises `ParameterError` for a form that cannot be used.
+        """
+        return compile_grammar(self.core, params)
+
+    def submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str | None = None,
+        parser: ParserSpec | None = None,
+    ) -> Submission:
+        """Queue a request, from any thread; `parser` fills `Delta.parts`.
+
+        Raises `RequestError` if it can never run, `ParameterError` for a priority beyond 32 bits
+        and for structured outputs that cannot be compiled.
+        """
+        asked = self._submit_params.make(
+            self.core,
+            params,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            parser=parser,
+        )
+        return self.core.submit(prompt_token_ids, asked)
 
 
 def _describe(error: BaseException) -> str:
@@ -340,7 +309,8 @@ def _has_accelerator() -> bool:
     return any(Path(path).exists() for path in ("/proc/driver/nvidia", "/dev/dxg", "/dev/kfd"))
 
 
-def _load_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer:
+def load_tokenizer(args: EngineArgs, source: ModelSource) -> Tokenizer:
+    """The tokenizer, with the chat template, that the settings name; needs no torch."""
     if args.tokenizer is not None:
         source = resolve_model(args.tokenizer)
     tokenizer = Tokenizer.from_source(source)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ._core import Engine as Core
+from ._core import Driver
 from .model.batch import ForwardBatch
 from .sampling import SampleOutput, SamplingBatch, TokenMasks
 
@@ -44,7 +44,7 @@ class StepBuffers:
     reads it in `commit`. Shapes and dtypes are those of `ForwardBatch` and `SamplingBatch`.
     """
 
-    def __init__(self, core: Core, slot: int, device: torch.device) -> None:
+    def __init__(self, core: Driver, slot: int, device: torch.device) -> None:
         self.slot = slot
         self._core = core
         self._device = device

@@ -67,11 +67,11 @@ fn text_of(tokens: impl Iterator<Item = u32>) -> String {
 /// One step; true if there was something to compute.
 fn step(runtime: &Runtime, arrays: &mut OwnedArrays, model: &mut ShadowModel) -> bool {
     let view = arrays.view();
-    if runtime.plan(0, &view).expect("plan") == 0 {
+    if runtime.driver().plan(0, &view).expect("plan") == 0 {
         return false;
     }
     model.forward(&view);
-    runtime.commit(0, &view).expect("commit");
+    runtime.driver().commit(0, &view).expect("commit");
     true
 }
 
@@ -159,7 +159,7 @@ fn a_stop_string_ends_the_request_and_the_surplus_token_is_not_delivered() {
         counted,
         tokens.iter().position(|t| *t == tokens[3]).expect("there") as u32 + 2
     );
-    runtime.check().expect("consistent");
+    runtime.driver().check().expect("consistent");
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn a_failed_engine_tells_every_reader_and_refuses_new_requests() {
         })
         .collect();
     step(&runtime, &mut arrays, &mut model);
-    runtime.fail("the device is on fire");
+    runtime.driver().fail("the device is on fire");
     let error = runtime
         .frontend()
         .submit(ask(vec![1], 5), StreamSpec::default())
@@ -274,7 +274,7 @@ fn a_failed_engine_tells_every_reader_and_refuses_new_requests() {
             }
         });
     }
-    runtime.check().expect("consistent");
+    runtime.driver().check().expect("consistent");
 }
 
 /// 8 submitters, 8 cancellers, drops at any moment. Each request that is left alone gets its text whole;
@@ -346,7 +346,7 @@ fn storm_of_submits_and_cancels() {
             let mut model = ShadowModel::new(&config(), VOCAB);
             while !stop.load(Ordering::Acquire) {
                 if !step(&runtime, &mut arrays, &mut model) {
-                    runtime.wait(None);
+                    runtime.driver().wait(None);
                 }
             }
         })
@@ -379,14 +379,14 @@ fn storm_of_submits_and_cancels() {
         );
     }
     stop.store(true, Ordering::Release);
-    runtime.interrupt();
+    runtime.driver().interrupt();
     for thread in threads {
         thread.join().expect("no panic");
     }
     engine.join().expect("no panic");
 
-    runtime.check().expect("consistent");
-    let stats = runtime.stats();
+    runtime.driver().check().expect("consistent");
+    let stats = runtime.driver().stats();
     assert_eq!(stats.counters.requests, 8 * EACH as u64);
     let expected = expected.lock().expect("lock");
     for (id, (text, left_alone)) in expected.iter() {
@@ -400,5 +400,5 @@ fn storm_of_submits_and_cancels() {
         }
     }
     drop(kept);
-    runtime.check().expect("consistent");
+    runtime.driver().check().expect("consistent");
 }

@@ -34,6 +34,13 @@ async def real_server(
     """Serve on a free port; yields the server's address and its engine."""
     args = EngineArgs(model=str(model), **(SIZES | (sizes or {})))
     llm = await asyncio.to_thread(AsyncLLM.from_args, args)
+    async with serving(llm, **fields) as url:
+        yield url, llm
+
+
+@contextlib.asynccontextmanager
+async def serving(llm: Any, **fields: Any) -> AsyncIterator[str]:
+    """Serve over an engine, which is closed at the end; yields the server's address."""
     engine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     engine.set_result(llm)
     app = make_app(engine, ServerConfig(**({"stats_interval": 0} | fields)))
@@ -42,7 +49,7 @@ async def real_server(
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}", llm
+        yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
 

@@ -38,6 +38,7 @@ def add_parser(commands: Subparsers) -> None:
     add_engine_options(parser)
     _add_network_options(parser)
     _add_chat_options(parser)
+    _add_process_options(parser)
     parser.add_argument(
         "--no-access-log",
         dest="access_log",
@@ -143,10 +144,42 @@ def _add_chat_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_process_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("processes")
+    group.add_argument(
+        "--layout",
+        choices=("one", "two"),
+        default="one",
+        help="one process, or the engine in a process of its own (default: %(default)s)",
+    )
+    group.add_argument(
+        "--api-processes",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="processes that answer HTTP, on one port; more than 1 implies layout two",
+    )
+    group.add_argument(
+        "--engines",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="engine processes, each with the whole model; more than 1 implies layout two",
+    )
+    group.add_argument(
+        "--restart-engine",
+        action="store_true",
+        help="start an engine process that died again",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal says stop."""
     engine = engine_args(arguments)
     config = server_config(arguments)
+    several = max(arguments.api_processes, arguments.engines) > 1
+    if arguments.restart_engine and arguments.layout == "one" and not several:
+        raise UsageError("--restart-engine needs an engine process: add --layout two")
     if arguments.dry_run:
         print(json.dumps(_shown(engine, config), indent=2, default=repr))
         return 0
@@ -157,11 +190,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     def load() -> Engine:
         logger.info("loading %s", engine.model or "the built-in model")
+        if arguments.layout == "two":
+            from miniinfer.remote_llm import RemoteLLM
+
+            return RemoteLLM.from_args(engine, restart=arguments.restart_engine)
         from miniinfer import AsyncLLM
 
         return AsyncLLM.from_args(engine)
 
     set_up_logging(arguments.log_level)
+    if several:
+        from miniinfer.processes import Processes, serve_processes
+
+        processes = Processes(
+            arguments.api_processes, arguments.engines, restart_engines=arguments.restart_engine
+        )
+        return serve_processes(engine, config, processes)
     return serve(load, config)
 
 

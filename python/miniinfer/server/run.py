@@ -36,38 +36,56 @@ class ServerStartError(RuntimeError):
     """The server cannot start; the message is one line for the user."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raises `ServerStartError` if the address is taken or wrong."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Return a listening socket; raises `ServerStartError` if the address is taken or wrong.
+
+    `shared`: other processes listen on the same port, and each gets a share of the connections.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG, reuse_port=shared)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ServerStartError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
-def serve(load_engine: Callable[[], Engine], config: ServerConfig) -> int:
+def serve(
+    load_engine: Callable[[], Engine],
+    config: ServerConfig,
+    *,
+    listener: socket.socket | None = None,
+    watch: Callable[[], asyncio.Event] | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
+
+    A process among others brings the socket to listen on, what sets the event that ends it, and
+    what takes the place of printing that it is ready.
 
     The port is bound and /health answers before `load_engine` is called, in a thread of its own:
     a port in use costs no load, and a probe is never met by silence. Raises `ServerStartError`, and
     whatever `load_engine` raises.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    listener = bind(config.host, config.port)
+    listener = listener or bind(config.host, config.port)
+    serving = _serve(listener, load_engine, config, watch or watch_signals, announce or _print)
     with contextlib.closing(listener):
-        return asyncio.run(_serve(listener, load_engine, config))
+        return asyncio.run(serving)
 
 
 async def _serve(
-    listener: socket.socket, load_engine: Callable[[], Engine], config: ServerConfig
+    listener: socket.socket,
+    load_engine: Callable[[], Engine],
+    config: ServerConfig,
+    watch: Callable[[], asyncio.Event],
+    announce: Callable[[str], None],
 ) -> int:
     loading: concurrent.futures.Future[Engine] = concurrent.futures.Future()
     engine = asyncio.wrap_future(loading)
     app = make_app(engine, config)
-    stop = _watch_signals()
+    stop = watch()
     runner = Runner(
         app,
         access_log_class=AccessLogger,
@@ -88,7 +106,7 @@ async def _serve(
             logging.shutdown()
             os._exit(0)
         if not stop.is_set():
-            print(banner(engine.result(), config, listener.getsockname()), flush=True)
+            announce(banner(engine.result(), config, listener.getsockname()))
             await stopping
         await drain(app[STATE], config.shutdown_timeout)
     finally:
@@ -122,7 +140,11 @@ def _load_in_thread(
     threading.Thread(target=load, name="load-model", daemon=True).start()
 
 
-def _watch_signals() -> asyncio.Event:
+def _print(text: str) -> None:
+    print(text, flush=True)
+
+
+def watch_signals() -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second ends the process."""
     stop = asyncio.Event()
 

@@ -5,6 +5,7 @@
 //! request goes from state to state in `lifecycle`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,6 +34,8 @@ pub enum Command {
     },
     /// End a request; its reader is told. Unknown ids are ignored.
     Cancel(RequestId),
+    /// End all requests with ids in the range: the process that asked for them is gone.
+    CancelRange(Range<RequestId>),
     /// A stop string was found in the text of a request: end it without another word.
     Stop(RequestId),
     /// The reader is behind: keep the request's blocks but do not schedule it.
@@ -232,11 +235,20 @@ impl Engine {
                 arrival,
             } => self.add(first, &request, arrival),
             Command::Cancel(id) => self.end_by_id(id, Some(EndReason::Abort), now),
+            Command::CancelRange(ids) => self.end_range(&ids, now),
             Command::Stop(id) => self.end_by_id(id, None, now),
             Command::Pause(id) => self.set_paused(id, true),
             Command::Resume(id) => self.set_paused(id, false),
             Command::Draft(id, drafts) => self.set_drafts(id, drafts),
             Command::ResetPrefixCache => self.blocks.reset(),
+        }
+    }
+
+    fn end_range(&mut self, ids: &Range<RequestId>, now: Instant) {
+        let live = self.table.iter().map(|(_, request)| request.id);
+        let gone: Vec<RequestId> = live.filter(|id| ids.contains(id)).collect();
+        for id in gone {
+            self.end_by_id(id, Some(EndReason::Abort), now);
         }
     }
 

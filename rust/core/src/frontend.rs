@@ -1,12 +1,14 @@
 //! Where requests come in, from any thread.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
+use crate::commands::Commands;
 use crate::config::EngineConfig;
 use crate::engine::Command;
 use crate::error::SubmitError;
 use crate::grammar::{CompiledGrammar, GrammarCompiler, GrammarSpec};
+use crate::halt::Halt;
 use crate::inbox::Inbox;
 use crate::output::{HubOpener, StreamGuard};
 use crate::pipeline::{StreamDelta, TextMessage};
@@ -15,27 +17,69 @@ use crate::text::{StreamSpec, TextModel, TextStream};
 
 /// The submitting side of a running engine.
 pub struct Frontend {
-    pub(crate) config: EngineConfig,
-    pub(crate) vocab_size: u32,
-    pub(crate) model: Arc<TextModel>,
-    pub(crate) grammars: GrammarCompiler,
-    pub(crate) engine: Inbox<Command>,
-    pub(crate) text: Inbox<TextMessage>,
-    pub(crate) opener: HubOpener<StreamDelta>,
-    pub(crate) next_id: AtomicU64,
+    config: EngineConfig,
+    vocab_size: u32,
+    model: Arc<TextModel>,
+    grammars: GrammarCompiler,
+    engine: Commands,
+    text: Inbox<TextMessage>,
+    opener: HubOpener<StreamDelta>,
+    next_id: AtomicU64,
     /// Choices sent to the engine so far.
-    pub(crate) submitted: AtomicU64,
-    pub(crate) stopped: OnceLock<String>,
+    submitted: AtomicU64,
+    halt: Arc<Halt>,
+}
+
+/// What a [`Frontend`] is made of.
+pub(crate) struct FrontendSpec {
+    /// The engine's sizes and limits.
+    pub config: EngineConfig,
+    /// Ids below this may be given and sampled.
+    pub vocab_size: u32,
+    /// How ids become text.
+    pub model: Arc<TextModel>,
+    /// The model's end-of-sequence ids.
+    pub eos: Vec<u32>,
+    /// Where the engine hears of requests.
+    pub engine: Commands,
+    /// Where the text side does.
+    pub text: Inbox<TextMessage>,
+    /// Where streams come from.
+    pub opener: HubOpener<StreamDelta>,
+    /// Id of the first choice; those after it count up.
+    pub first_id: RequestId,
+    /// Whether the engine has stopped.
+    pub halt: Arc<Halt>,
 }
 
 /// A submitted request: the hold of its reader. Dropping it cancels what has not ended.
 pub struct Submission {
     first: RequestId,
     guards: Vec<StreamGuard<StreamDelta>>,
-    engine: Inbox<Command>,
+    engine: Commands,
 }
 
 impl Frontend {
+    pub(crate) fn new(spec: FrontendSpec) -> Self {
+        Self {
+            config: spec.config,
+            vocab_size: spec.vocab_size,
+            grammars: GrammarCompiler::new(spec.model.clone(), spec.vocab_size, spec.eos),
+            model: spec.model,
+            engine: spec.engine,
+            text: spec.text,
+            opener: spec.opener,
+            next_id: AtomicU64::new(spec.first_id),
+            submitted: AtomicU64::new(0),
+            halt: spec.halt,
+        }
+    }
+
+    /// Choices sent to the engine so far.
+    pub fn num_submitted(&self) -> u64 {
+        self.submitted.load(Ordering::Acquire)
+    }
+
     /// Makes a grammar ready for requests, or finds it ready. Takes milliseconds, and the first time a good
     /// part of a second for a large vocabulary: not for a thread that others wait for.
     pub fn compile_grammar(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, SubmitError> {
@@ -48,13 +92,11 @@ impl Frontend {
         request: NewRequest,
         mut spec: StreamSpec,
     ) -> Result<Submission, SubmitError> {
-        if let Some(reason) = self.stopped.get() {
-            return Err(SubmitError::EngineStopped {
-                reason: reason.clone(),
-            });
+        if let Some(reason) = self.halt.get() {
+            return Err(SubmitError::EngineStopped { reason });
         }
         request.validate(self.config.max_model_len, self.config.max_logprobs)?;
-        self.check_tokens(&request)?;
+        check_tokens(&request, self.vocab_size)?;
         self.check_grammar(&request)?;
         spec.num_logprobs = request.sampling.num_logprobs;
         spec.min_tokens = request.sampling.min_tokens;
@@ -103,17 +145,8 @@ impl Frontend {
         })
     }
 
-    /// Words of a mask: one bit for each id of the vocabulary, 32 to a word.
-    pub fn mask_words(&self) -> usize {
-        self.vocab_size.div_ceil(32) as usize
-    }
-
     fn gone(&self) -> SubmitError {
-        let reason = self
-            .stopped
-            .get()
-            .cloned()
-            .unwrap_or_else(|| "it was closed".into());
+        let reason = self.halt.get().unwrap_or_else(|| "it was closed".into());
         SubmitError::EngineStopped { reason }
     }
 
@@ -127,41 +160,41 @@ impl Frontend {
             _ => Ok(()),
         }
     }
+}
 
-    fn check_tokens(&self, request: &NewRequest) -> Result<(), SubmitError> {
-        let vocab_size = self.vocab_size;
-        if let Some(&token) = request.prompt.iter().find(|&&token| token >= vocab_size) {
-            return Err(SubmitError::Vocabulary { token, vocab_size });
-        }
-        let sampling = &request.sampling;
-        let biased = sampling.logit_bias.iter().map(|(token, _)| token);
-        let limits = &request.limits;
-        let allowed = limits.allowed_token_ids.iter().flatten();
-        let lists: [(&'static str, Option<u32>); 5] = [
-            (
-                "stop_token_ids",
-                sampling.stop_token_ids.iter().max().copied(),
-            ),
-            ("logit_bias", biased.max().copied()),
-            ("allowed_token_ids", allowed.max().copied()),
-            ("bad_words", limits.bad_words.ids().max()),
-            (
-                "structured_outputs",
-                limits.grammar_after.iter().max().copied(),
-            ),
-        ];
-        for (name, largest) in lists {
-            if let Some(value) = largest.filter(|&token| token >= vocab_size) {
-                let limit = format!("token ids below the vocabulary size of {vocab_size}");
-                return Err(SubmitError::Parameter {
-                    name,
-                    limit,
-                    value: value.to_string(),
-                });
-            }
-        }
-        Ok(())
+/// Checks that the request names no token that the model does not have.
+pub(crate) fn check_tokens(request: &NewRequest, vocab_size: u32) -> Result<(), SubmitError> {
+    if let Some(&token) = request.prompt.iter().find(|&&token| token >= vocab_size) {
+        return Err(SubmitError::Vocabulary { token, vocab_size });
     }
+    let sampling = &request.sampling;
+    let biased = sampling.logit_bias.iter().map(|(token, _)| token);
+    let limits = &request.limits;
+    let allowed = limits.allowed_token_ids.iter().flatten();
+    let lists: [(&'static str, Option<u32>); 5] = [
+        (
+            "stop_token_ids",
+            sampling.stop_token_ids.iter().max().copied(),
+        ),
+        ("logit_bias", biased.max().copied()),
+        ("allowed_token_ids", allowed.max().copied()),
+        ("bad_words", limits.bad_words.ids().max()),
+        (
+            "structured_outputs",
+            limits.grammar_after.iter().max().copied(),
+        ),
+    ];
+    for (name, largest) in lists {
+        if let Some(value) = largest.filter(|&token| token >= vocab_size) {
+            let limit = format!("token ids below the vocabulary size of {vocab_size}");
+            return Err(SubmitError::Parameter {
+                name,
+                limit,
+                value: value.to_string(),
+            });
+        }
+    }
+    Ok(())
 }
 
 impl Submission {

@@ -8,15 +8,19 @@
 //! * [`output`]: what carries results to the reader: ring, hub, wake.
 //! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
 //! * [`parse`]: text to reasoning, content and tool calls.
+//! * [`wire`]: the same with the engine in a process of its own.
 //! * [`sim`]: an engine without a model.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 pub mod arrays;
 pub mod block;
+pub mod commands;
 pub mod config;
+pub mod driver;
 pub mod error;
 pub mod frontend;
 pub mod grammar;
+pub mod halt;
 pub mod inbox;
 pub mod noise;
 pub mod output;
@@ -29,6 +33,7 @@ pub mod sim;
 pub mod stats;
 pub mod step;
 pub mod text;
+pub mod wire;
 
 mod admit;
 mod check;
@@ -43,6 +48,7 @@ mod schedule;
 mod stack;
 mod sync;
 mod table;
+mod text_side;
 mod write;
 
 pub use config::EngineConfig;

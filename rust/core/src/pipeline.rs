@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
+use crate::commands::Commands;
 use crate::engine::Command;
-use crate::inbox::{Inbox, Receiver};
+use crate::inbox::Receiver;
 use crate::output::{self, HubProducer, StreamProducer};
 use crate::prompt_logprobs::PromptLogprobs;
 use crate::request::RequestId;
@@ -77,6 +78,8 @@ pub enum TextMessage {
     },
     /// What a step handed on.
     Step(StepOutput),
+    /// The engine is lost: every stream ends with this error.
+    Fail(String),
     /// The engine is gone: nothing follows.
     Close,
 }
@@ -120,7 +123,7 @@ struct Stream {
 pub struct Pipeline {
     inbox: Receiver<TextMessage>,
     hub: HubProducer<StreamDelta>,
-    engine: Inbox<Command>,
+    engine: Commands,
     streams: FxHashMap<RequestId, Stream>,
     policy: StallPolicy,
     counters: Arc<StallCounters>,
@@ -140,7 +143,7 @@ impl Pipeline {
     pub fn new(
         inbox: Receiver<TextMessage>,
         hub: HubProducer<StreamDelta>,
-        engine: Inbox<Command>,
+        engine: Commands,
         policy: StallPolicy,
         counters: Arc<StallCounters>,
         spares: SpareOutputs,
@@ -164,12 +167,15 @@ impl Pipeline {
     /// Works until the engine is gone. Sleeps, without waking, while there is nothing to do.
     pub fn run(mut self) {
         while !self.closed {
-            let patience = self.stalled.front().map(|(since, _)| {
-                (*since + self.policy.stall_limit).saturating_duration_since(Instant::now())
-            });
-            self.inbox.wait(patience);
+            self.inbox.wait(self.patience());
             self.turn();
         }
+    }
+
+    /// Time until a paused reader's patience is at its end, if there is one.
+    pub fn patience(&self) -> Option<Duration> {
+        let (since, _) = self.stalled.front()?;
+        Some((*since + self.policy.stall_limit).saturating_duration_since(Instant::now()))
     }
 
     /// Does all there is to do. True if there was anything.
@@ -201,6 +207,7 @@ impl Pipeline {
                     self.step(&step);
                     self.spares.give(step);
                 }
+                TextMessage::Fail(reason) => self.fail(&reason),
                 TextMessage::Close => self.closed = true,
             }
         }
@@ -284,6 +291,18 @@ impl Pipeline {
             self.streams.remove(&entry.id);
         } else {
             self.mind_backlog(entry.id);
+        }
+    }
+
+    fn fail(&mut self, reason: &str) {
+        self.stalled.clear();
+        for (_, mut stream) in self.streams.drain() {
+            let out = &mut self.delta;
+            out.index = stream.index;
+            out.num_prompt_tokens = stream.num_prompt_tokens;
+            stream.text.fail(reason, &mut out.text);
+            stream.producer.push(out);
+            output::Delta::clear(out);
         }
     }
 

@@ -3,7 +3,7 @@
 use miniinfer_core::pipeline::StreamDelta;
 use miniinfer_core::text::{self, FinishReason, StopCause};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::parsing::tuples;
 
@@ -126,4 +126,39 @@ fn prompt_row(
         .into_iter()
         .map(|logprob| TokenLogprob::new(py, logprob).map(Some));
     std::iter::once(Ok(None)).chain(rest).collect()
+}
+
+/// Deltas on their way to Python: pairs of a choice's id and what it gained.
+pub struct Deltas<'py> {
+    list: Bound<'py, PyList>,
+    result: PyResult<()>,
+}
+
+impl<'py> Deltas<'py> {
+    /// None yet.
+    pub fn new(py: Python<'py>) -> Self {
+        Self {
+            list: PyList::empty(py),
+            result: Ok(()),
+        }
+    }
+
+    /// Adds one; after a failure the others are lost.
+    pub fn add(&mut self, id: u64, delta: &mut StreamDelta) {
+        if self.result.is_ok() {
+            self.result = self.append(id, delta);
+        }
+    }
+
+    fn append(&self, id: u64, delta: &mut StreamDelta) -> PyResult<()> {
+        let py = self.list.py();
+        let id = id.into_pyobject(py)?.into_any();
+        let delta = Delta::new(py, delta)?.into_bound(py).into_any();
+        self.list.append(PyTuple::new(py, [id, delta])?)
+    }
+
+    /// All of them.
+    pub fn into_list(self) -> PyResult<Bound<'py, PyList>> {
+        self.result.map(|()| self.list)
+    }
 }

@@ -3,11 +3,16 @@
 mod arrays;
 mod cpu;
 mod delta;
+mod driver;
 mod engine;
 mod error;
 mod grammar;
+mod host;
+mod limits;
 mod params;
 mod parsing;
+mod remote;
+mod stats;
 
 use pyo3::prelude::*;
 
@@ -18,13 +23,19 @@ mod _core {
     #[pymodule_export]
     use crate::delta::{Delta, TokenLogprob};
     #[pymodule_export]
+    use crate::driver::Driver;
+    #[pymodule_export]
     use crate::engine::{Engine, Submission};
     #[pymodule_export]
     use crate::error::{EngineDeadError, RequestError};
     #[pymodule_export]
     use crate::grammar::CompiledGrammar;
     #[pymodule_export]
+    use crate::host::EngineHost;
+    #[pymodule_export]
     use crate::parsing::parse;
+    #[pymodule_export]
+    use crate::remote::RemoteFrontend;
 
     use pyo3::prelude::*;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use miniinfer_core::block::ExtraKey;
-use miniinfer_core::grammar::{BadWords, TokenLimits};
 use miniinfer_core::error::SubmitError;
+use miniinfer_core::grammar::{BadWords, TokenLimits};
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::text::StreamSpec;
 use pyo3::prelude::*;

@@ -21,6 +21,11 @@ impl BadWords {
         self.0.is_empty()
     }
 
+    /// The sequences.
+    pub fn sequences(&self) -> impl Iterator<Item = &[u32]> {
+        self.0.iter().map(AsRef::as_ref)
+    }
+
     /// Every id in them.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flatten().copied()

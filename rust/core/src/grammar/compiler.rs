@@ -25,6 +25,7 @@ pub struct GrammarCompiler {
 
 /// A grammar over the tokens of one model, ready for any number of answers.
 pub struct CompiledGrammar {
+    spec: GrammarSpec,
     /// At the start of the grammar; answers work on copies.
     start: Mutex<Matcher>,
     /// The tokens that may come first.
@@ -97,6 +98,7 @@ fn compile(
         thread.join().map_err(broken)?
     })?;
     Ok(CompiledGrammar {
+        spec: spec.clone(),
         start: Mutex::new(matcher),
         first,
         bounds_digits: spec.has_json(),
@@ -120,6 +122,11 @@ pub(super) fn mask(matcher: &mut Matcher, vocabulary: &Vocabulary) -> Result<Arc
 }
 
 impl CompiledGrammar {
+    /// What it was compiled from.
+    pub fn spec(&self) -> &GrammarSpec {
+        &self.spec
+    }
+
     /// A matcher of its own at the start of the grammar.
     pub(super) fn matcher(&self) -> Matcher {
         self.start

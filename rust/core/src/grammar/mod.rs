@@ -36,6 +36,11 @@ pub use vocabulary::Vocabulary;
 pub(crate) use limits::{Limit, Verdict};
 pub(crate) use workers::MaskWorkers;
 
+/// Words of a mask: one bit for each id of a vocabulary, 32 to a word.
+pub fn mask_words(vocab_size: u32) -> usize {
+    vocab_size.div_ceil(32) as usize
+}
+
 /// Whether a mask allows a token.
 pub(crate) fn allows(mask: &[u32], token: u32) -> bool {
     mask.get(token as usize / 32)
