@@ -11,7 +11,7 @@ use miniinfer_core::frontend;
 use miniinfer_core::pipeline::StallPolicy;
 use miniinfer_core::prompt_logprobs::PromptRows;
 use miniinfer_core::runtime::{Runtime, RuntimeSpec};
-use miniinfer_core::stats::{Histogram, TIME_BUCKETS};
+use miniinfer_core::stats::{Histogram, STEP_TOKEN_BUCKETS, StepTokens, TIME_BUCKETS};
 use miniinfer_core::text::TextModel;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -330,7 +330,7 @@ impl Engine {
         self.runtime.reset_prefix_cache();
     }
 
-    /// Counters and gauges by name; histograms are (bounds in seconds, counts, sum).
+    /// Counters and gauges by name; histograms are (bounds, counts, sum), times in seconds.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.runtime.stats();
         let stall = self.runtime.stall_counters();
@@ -358,6 +358,8 @@ impl Engine {
             ("finished_length", c.finished_length),
             ("finished_abort", c.finished_abort),
             ("finished_error", c.finished_error),
+            ("corrupted_requests", c.corrupted),
+            ("deltas_merged", stall.merged.load(Ordering::Relaxed)),
             ("readers_paused", stall.paused.load(Ordering::Relaxed)),
             ("readers_cancelled", stall.cancelled.load(Ordering::Relaxed)),
         ] {
@@ -370,10 +372,18 @@ impl Engine {
             ("request_queue_time_seconds", &c.request_queue_time),
             ("request_prefill_time_seconds", &c.request_prefill_time),
             ("request_decode_time_seconds", &c.request_decode_time),
+            ("request_inference_time_seconds", &c.request_inference_time),
+            (
+                "request_time_per_output_token_seconds",
+                &c.request_time_per_output_token,
+            ),
         ] {
             let Histogram { counts, sum } = histogram;
             dict.set_item(name, (TIME_BUCKETS.as_slice(), counts.as_slice(), sum))?;
         }
+        let StepTokens { counts, sum } = &c.step_tokens;
+        let steps = (STEP_TOKEN_BUCKETS.as_slice(), counts.as_slice(), sum);
+        dict.set_item("iteration_tokens_total", steps)?;
         Ok(dict)
     }
 
