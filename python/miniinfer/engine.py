@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from .generation_config import generation_defaults
 from .model.read_config import read_model_config
 from .parameters import ParameterError
 from .parsing import ParserSpec
+from .safe_logging import safe_logger
 from .sampling_params import RequestOutputKind, SamplingParams, check_priority
 from .source import ModelSource, resolve_model
 from .structured import CompiledGrammar, StructuredOutputsParams
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 MAX_FAILURES = 3
 """Steps that may fail one after the other before the engine gives up."""
@@ -141,6 +141,8 @@ class Engine:
             max_model_len=self.max_model_len,
             enable_prefix_caching=args.enable_prefix_caching,
             target_itl_ms=args.target_itl_ms,
+            max_backlog=args.max_backlog,
+            stall_limit=args.stall_limit,
             text_thread=text_thread,
         )
         self.buffers = StepBuffers(self.core, 0, self.device)
