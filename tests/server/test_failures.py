@@ -52,8 +52,10 @@ async def test_a_forward_that_raises_fails_its_step_alone(tiny_model, stream):
         undo = with_steps(llm, fail)
         async with session.post(CHAT, json=body(50, stream=stream)) as response:
             text = await response.text()
-            assert response.status == (200 if stream else 500)
-        error = json.loads(parse_events(text)[-2] if stream else text)["error"]
+            # A stream whose first text had not come yet ends as an answer does.
+            begun = response.status == 200
+            assert stream or not begun
+        error = json.loads(parse_events(text)[-2] if begun else text)["error"]
         assert "misaligned address" in error["message"]
         assert "second line" not in error["message"]
         assert error["type"] == "server_error"

@@ -24,6 +24,8 @@ from .errors import ApiError, internal, unavailable
 from .metrics import Metrics
 
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STREAM_PROBE = b"e\r\n: keep-alive\n\n\r\n"
+"""A comment, as a chunk: what asks once a stream has begun."""
 _PROBE_SECONDS = (0.0, 0.02, 0.1, 0.5)
 """After the client has closed, and from one probe to the next; the last stays."""
 _LINGER_SECONDS = 5.0
@@ -63,7 +65,7 @@ class Connection(web.RequestHandler):
         return True
 
     def _probe(self, attempt: int) -> None:
-        """Ask whether the client is there, again and again until its answer begins."""
+        """Ask whether the client is there, again and again until its answer is over."""
         request, transport = self._current_request, self.transport
         if transport is None or transport.is_closing():
             return
@@ -72,9 +74,15 @@ class Connection(web.RequestHandler):
             if not request.content.is_eof() or request.version < HttpVersion11:
                 transport.close()
                 return
-            if request.writer.output_size > 0:
+            if request.writer.output_size == 0:
+                transport.write(_PROBE)
+            elif getattr(request.writer, "chunked", False) and not getattr(
+                request.writer, "_eof", True
+            ):
+                # Between two chunks of a stream, which aiohttp writes whole.
+                transport.write(_STREAM_PROBE)
+            else:
                 return
-            transport.write(_PROBE)
         # Otherwise the request is about to be begun, or its answer to be ended.
         delay = _PROBE_SECONDS[min(attempt + 1, len(_PROBE_SECONDS) - 1)]
         self._prober = self._loop.call_later(delay, self._probe, attempt + 1)
