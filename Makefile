@@ -86,6 +86,10 @@ test-loom: ## Model-check the channel and the wake
 test-long: ## Property tests in their long form: 10,000 programs each
 	PROPTEST_CASES=10000 cargo test --locked --release -p miniinfer-core
 
+.PHONY: soak
+soak: setup ## Ten minutes of clients that cut, stall and send garbage; nothing may be left behind
+	SOAK_SECONDS=600 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/server/test_soak.py
+
 .PHONY: lint
 lint: $(VENV)/.wheel ## Formatting, clippy, ruff, mypy, stubtest
 	cargo fmt --all --check
@@ -122,6 +126,10 @@ bench-text: $(VENV)/.model ## Detokenising, stop strings, events, grammars; refr
 .PHONY: bench-serve
 bench-serve: $(VENV)/.wheel ## What a streamed token costs, for each layout of processes
 	$(BIN)/python benches/serve.py
+
+.PHONY: bench-slow-client
+bench-slow-client: $(VENV)/.wheel ## Streams beside a client that reads a byte a second
+	$(BIN)/python benches/slow_client.py
 
 # --- tidy -----------------------------------------------------------------------------------------
 

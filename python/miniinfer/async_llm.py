@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import threading
 import weakref
 from typing import Any
@@ -13,16 +12,21 @@ from ._core import Submission
 from .config import EngineArgs
 from .engine import Engine
 from .parsing import ParserSpec
+from .safe_logging import safe_logger
 from .sampling_params import SamplingParams
 from .streams import StreamingLLM
 from .structured import CompiledGrammar, StructuredOutputsParams
+from .watchdog import Watchdog
 
 __all__ = ["AsyncLLM"]
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 _LAST_WORDS_SECONDS = 10.0
 """How long the text thread may take to tell readers that the engine was closed."""
+
+_LOOK_UP_SECONDS = 1.0
+"""How often whoever waits for the last step looks whether it hangs."""
 
 _LAST_STEP_SECONDS = 30.0
 """How long the interpreter's exit waits for the step that is being computed."""
@@ -37,7 +41,7 @@ def _stop_all() -> None:
     A thread that comes back from native code to an interpreter that has gone is unwound there and
     then, which torch answers by ending the process with SIGABRT.
     """
-    engines = [engine for engine in _alive if engine._thread.is_alive()]
+    engines = [engine for engine in _alive if engine._thread.is_alive() and not engine._hung]
     for engine in engines:
         engine._request_stop()
     for engine in engines:
@@ -64,6 +68,10 @@ class AsyncLLM(StreamingLLM):
         self._core = self.engine.core
         self._error: str | None = None
         self._stopping = False
+        self._hung = False
+        self._watchdog = None
+        if args.step_timeout is not None:
+            self._watchdog = Watchdog(args.step_timeout, self._give_up)
         self._thread = threading.Thread(target=self._run, name="miniinfer-engine", daemon=True)
         self._thread.start()
         _alive.add(self)
@@ -87,16 +95,35 @@ class AsyncLLM(StreamingLLM):
 
     def _run(self) -> None:
         """The engine thread: step while there is work, sleep while there is none."""
-        engine, core = self.engine, self._core
+        engine, core, watchdog = self.engine, self._core, self._watchdog
         try:
-            while not self._stopping:
+            while not self._stopping and self._error is None:
+                if watchdog is not None:
+                    watchdog.begin()
                 if not engine.step():
+                    if watchdog is not None:
+                        watchdog.rest()
                     core.wait()
         except BaseException as error:
-            self._error = f"{type(error).__name__}: {error}"
-            logger.critical("the engine has stopped", exc_info=error)
+            # A step that comes back after it was given up finds that it is no longer planned.
+            if self._error is None:
+                self._error = f"{type(error).__name__}: {error}"
+                logger.critical("the engine has stopped", exc_info=error)
         finally:
+            self._hung = False
+            if watchdog is not None:
+                watchdog.close()
             core.fail(self._error or "it was closed")
+
+    def _give_up(self) -> None:
+        """Tell everyone that a step hangs, from the watchdog's thread."""
+        self._hung = True
+        self._error = (
+            f"a step has taken more than {self.engine.args.step_timeout:g} s (step_timeout) "
+            "and is taken for hung"
+        )
+        logger.critical("the engine has stopped: %s", self._error)
+        self._core.fail(self._error)
 
     def compile_structured(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compile the form of answers, for `SamplingParams.structured_outputs`. From any thread.
@@ -152,7 +179,8 @@ class AsyncLLM(StreamingLLM):
     async def close(self) -> None:
         """End every request and stop the engine's thread."""
         self._request_stop()
-        await asyncio.to_thread(self._thread.join)
+        while self._thread.is_alive() and not self._hung:
+            await asyncio.to_thread(self._thread.join, _LOOK_UP_SECONDS)
         self._detach()
         # What the engine had to say at its end is for the readers that still wait; the text thread
         # may not have passed it on yet.

@@ -20,6 +20,7 @@ _LIMITS = {
     "num_kv_blocks": _INT32_MAX,
     "kv_cache_memory": 2**63 - 1,
     "threads": 2**10,
+    "max_backlog": _INT32_MAX,
 }
 _OPTIONAL = ("max_model_len", "num_kv_blocks", "kv_cache_memory", "threads", "seed")
 _CHOICES = {
@@ -83,6 +84,12 @@ class EngineArgs:
     """Reuse the KV of equal prefixes."""
     target_itl_ms: float | None = None
     """Shrink prefill chunks to keep steps with decodes in them under this many milliseconds."""
+    max_backlog: int = 1024
+    """Tokens that may wait for a reader that is behind before its request is paused."""
+    stall_limit: float = 60.0
+    """Seconds that a request may be paused before it is cancelled."""
+    step_timeout: float | None = None
+    """Seconds after which a step is taken for hung and the engine for dead; None is never."""
     seed: int | None = None
     """Makes requests without a seed of their own repeatable, in the order of their submission."""
     threads: int | None = None
@@ -105,7 +112,9 @@ class EngineArgs:
             raise ValueError(
                 f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}"
             )
-        self._check_target()
+        self._check_duration("target_itl_ms")
+        self._check_duration("stall_limit")
+        self._check_duration("step_timeout")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -123,14 +132,14 @@ class EngineArgs:
         if not low <= value <= high:
             raise ValueError(f"{name} must be from {low} to {high}, got {value}")
 
-    def _check_target(self) -> None:
-        target = self.target_itl_ms
-        if target is None:
+    def _check_duration(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None and name != "stall_limit":
             return
-        if isinstance(target, bool) or not isinstance(target, int | float):
-            raise ValueError(f"target_itl_ms must be a number, got {target!r}")
-        if not 0 < target < math.inf:
-            raise ValueError(f"target_itl_ms must be above 0 and finite, got {target}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0 and finite, got {value}")
 
     def as_dict(self) -> dict[str, object]:
         """The settings by name."""

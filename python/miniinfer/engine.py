@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from .cpu.packing import choose_packing
 from .generation_config import generation_defaults
 from .model.read_config import read_model_config
 from .parsing import ParserSpec
+from .safe_logging import safe_logger
 from .sampling_params import SamplingParams
 from .source import ModelSource, resolve_model
 from .structured import CompiledGrammar, StructuredOutputsParams
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "StepEngine", "load_tokenizer"]
 
-logger = logging.getLogger(__name__)
+logger = safe_logger(__name__)
 
 MAX_FAILURES = 3
 """Steps that may fail one after the other before the engine gives up."""
@@ -220,6 +220,8 @@ class Engine(StepEngine):
             tokenizer_json=self.tokenizer.json(),
             eos_token_ids=list(self.eos_token_ids),
             text_thread=self._text_thread,
+            max_backlog=self.args.max_backlog,
+            stall_limit=self.args.stall_limit,
             **limits,
         )
 

@@ -44,7 +44,8 @@ class EngineLink:
 
     Its methods are for one thread at a time, but for `lose`. `number` is the client's, `engine`
     the engine's. `owned`: the engine's process is ours, and `lose` is told how it ended; otherwise
-    the end of the connection says that it has.
+    the end of the connection says that it has. `max_backlog` and `stall_limit` are those of
+    `EngineArgs`.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class EngineLink:
         load_tokenizer: Callable[[], bytes],
         *,
         owned: bool,
+        max_backlog: int,
+        stall_limit: float,
     ) -> None:
         self.hello: Hello | None = None
         self.frontend: RemoteFrontend | None = None
@@ -65,6 +68,7 @@ class EngineLink:
         """Tokens that live requests may still take."""
         self._number = number
         self._owned = owned
+        self._patience = max_backlog, stall_limit
         self._load_tokenizer = load_tokenizer
         self._identity: bytes | None = None
         self._introduced: Hello | None = None
@@ -173,11 +177,14 @@ class EngineLink:
                 f"version {__version__} (protocol {PROTOCOL})"
             )
         elif self.frontend is None:
+            max_backlog, stall_limit = self._patience
             self.frontend = RemoteFrontend(
                 tokenizer_json=self._load_tokenizer(),
                 limits=hello.limits,  # type: ignore[arg-type]
                 eos_token_ids=hello.eos_token_ids,
                 client=self._number,
+                max_backlog=max_backlog,
+                stall_limit=stall_limit,
             )
             self.hello, self.error = hello, None
         elif self.hello is not None and hello.limits != self.hello.limits:

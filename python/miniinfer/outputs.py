@@ -114,6 +114,9 @@ class RequestState:
 
     def add(self, delta: Delta) -> None:
         """Take in what a choice gained."""
+        if not (delta.token_ids or delta.text or delta.finish_reason or delta.prompt_logprobs):
+            # The word that a first token is there, whose text is held back.
+            return
         index = delta.index
         if self.kind is RequestOutputKind.DELTA:
             target = self._fresh.setdefault(index, self._choice(index))

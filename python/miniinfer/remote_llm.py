@@ -144,6 +144,8 @@ class RemoteLLM(StreamingLLM):
                     layout.number(engine),
                     engine,
                     lambda: tokenizer.result().json(),
+                    max_backlog=self._args.max_backlog,
+                    stall_limit=self._args.stall_limit,
                     owned=owned,
                 )
                 for engine in range(layout.engines)

@@ -402,3 +402,25 @@ fn storm_of_submits_and_cancels() {
     drop(kept);
     runtime.driver().check().expect("consistent");
 }
+
+/// A reader with a deadline for the first token must hear of it, even if it wants one delta at the end.
+#[test]
+fn the_first_token_is_told_even_if_its_text_is_held_back() {
+    let runtime = runtime(config(), false, StallPolicy::default());
+    let mut arrays = OwnedArrays::new(&config());
+    let mut model = ShadowModel::new(&config(), VOCAB);
+    let spec = StreamSpec {
+        final_only: true,
+        ..StreamSpec::default()
+    };
+    let submission = runtime.frontend().submit(ask(vec![1, 2, 3], 3), spec);
+    let submission = submission.expect("it fits");
+    let mut told = Vec::new();
+    while step(&runtime, &mut arrays, &mut model) {
+        runtime.drain(|id, delta| {
+            assert_eq!(id, submission.ids().0);
+            told.push((delta.text.token_ids.len(), delta.text.finish.is_some()));
+        });
+    }
+    assert_eq!(told, [(0, false), (3, true)]);
+}

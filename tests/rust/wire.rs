@@ -64,7 +64,7 @@ fn ask(prompt: Vec<u32>, max_tokens: u32) -> NewRequest {
 }
 
 fn text_of(tokens: impl Iterator<Item = u32>) -> String {
-    tokens.map(|token| format!("<{token}>")).collect()
+    tokens.fold(String::new(), |text, token| format!("{text}<{token}>"))
 }
 
 #[derive(Default)]

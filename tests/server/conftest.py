@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from miniinfer.server.app import make_app
 from miniinfer.server.config import ServerConfig
+from miniinfer.server.keys import ApiKey
 from miniinfer.server.runner import Runner
 
 from .fake import FakeEngine
@@ -36,7 +37,9 @@ async def start() -> AsyncIterator[Start]:
             future.set_result(engine)
         else:
             future = engine
-        app = make_app(future, ServerConfig(**{"stats_interval": 0, **fields}))
+        fields["api_keys"] = tuple(map(ApiKey.of, fields.get("api_keys", ())))
+        tracing = fields.pop("tracing", None)
+        app = make_app(future, ServerConfig(**{"stats_interval": 0, **fields}), tracing)
         server = Server(app)
         await server.start_server()
         client = TestClient(server)

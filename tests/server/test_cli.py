@@ -15,6 +15,7 @@ from miniinfer.cli.http_backend import HttpBackend
 from miniinfer.cli.options import UsageError, byte_size, json_object, template_text
 from miniinfer.cli.repl import Repl
 from miniinfer.cli.serve import server_config
+from miniinfer.server.keys import ApiKey
 
 from .fake import FakeDelta, FakeEngine, answer
 
@@ -166,11 +167,12 @@ def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [([], ("env",)), (["--api-key", "a", "--api-key", "b"], ("a", "b"))],
+    [([], ("env", "second")), (["--api-key", "a", "--api-key", "b"], ("a", "b"))],
 )
 def test_api_keys(arguments, expected, monkeypatch):
-    monkeypatch.setenv("MINIINFER_API_KEY", "env")
-    assert server_config(build_parser().parse_args(["serve", *arguments])).api_keys == expected
+    monkeypatch.setenv("MINIINFER_API_KEY", "env, second")
+    config = server_config(build_parser().parse_args(["serve", *arguments]))
+    assert config.api_keys == tuple(map(ApiKey.of, expected))
 
 
 def test_an_empty_key_in_the_environment_is_no_key(monkeypatch):

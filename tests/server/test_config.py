@@ -4,6 +4,7 @@ import pytest
 
 from miniinfer.server.banner import banner, base_url
 from miniinfer.server.config import ServerConfig
+from miniinfer.server.keys import ApiKey
 from miniinfer.server.metrics import Histogram, histogram
 from miniinfer.server.stats_log import describe
 
@@ -22,7 +23,6 @@ from .fake import FakeEngine
         ({"stalled_client_timeout": 0}, "stalled_client_timeout"),
         ({"stalled_client_timeout": float("inf")}, "stalled_client_timeout"),
         ({"stats_interval": float("nan")}, "stats_interval"),
-        ({"api_keys": ("a", "")}, "API key"),
         ({"served_model_names": ("",)}, "model name"),
         ({"tool_call_parser": "hermit"}, "tool_call_parser must be .*'hermes'.* got 'hermit'"),
         ({"reasoning_parser": ""}, "reasoning_parser"),
@@ -50,7 +50,7 @@ def test_base_url(host, expected):
 def test_banner_names_what_a_user_needs():
     engine = FakeEngine()
     engine.counters["kv_cache_tokens"] = 4096
-    text = banner(engine, ServerConfig(api_keys=("secret",)), ("127.0.0.1", 1234))
+    text = banner(engine, ServerConfig(api_keys=(ApiKey.of("secret"),)), ("127.0.0.1", 1234))
     for part in ("fake-model", "64 tokens", "4096 tokens", "http://127.0.0.1:1234", "curl -N"):
         assert part in text
     assert "secret" not in text

@@ -1,4 +1,4 @@
-"""`miniinfer bench core`: what the control plane costs on this machine, without a model."""
+"""`miniinfer bench`: what the control plane costs, and what a server does under load."""
 
 from __future__ import annotations
 
@@ -6,26 +6,111 @@ import argparse
 import json
 from pathlib import Path
 
-from .options import Subparsers
+from .options import (
+    Subparsers,
+    UsageError,
+    api_key_from_environment,
+    json_object,
+    positive_int,
+)
 
 
 def add_parser(commands: Subparsers) -> None:
     """Add the command and its flags."""
     parser = commands.add_parser(
         "bench",
-        help="measure the control plane, without a model",
+        help="measure the control plane, or a server under load",
+        description="Measure the control plane, or a server under load.",
+    )
+    subjects = parser.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
+    _add_core(subjects)
+    _add_serve(subjects)
+
+
+def _add_core(subjects: Subparsers) -> None:
+    parser = subjects.add_parser(
+        "core",
+        help="scheduling and admission, without a model",
         description=(
             "Measure scheduling, admission and cancelling as Python sees them, beside a scheduler "
             "of the same semantics in plain Python. Takes about a minute."
         ),
     )
-    parser.add_argument("subject", choices=["core"], help="what to measure")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_core)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+def _add_serve(subjects: Subparsers) -> None:
+    parser = subjects.add_parser(
+        "serve",
+        help="a server that speaks OpenAI's API, under load",
+        description=(
+            "Send streams to a server that speaks OpenAI's API, and report times to first token, "
+            "between tokens and end to end. --rate sends as users do, whether the server keeps up "
+            "or not; --concurrency waits for answers."
+        ),
+    )
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="the server, without /v1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--endpoint", choices=("chat", "completions"), default="chat", help="(default: chat)"
+    )
+    parser.add_argument("--model", help="default: the first that the server lists")
+    parser.add_argument("--api-key", metavar="KEY", help="or set MINIINFER_API_KEY")
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--rate", type=float, metavar="N", help="requests a second, Poisson arrivals")
+    load.add_argument(
+        "--concurrency", type=positive_int, metavar="N", help="clients at once (default: 8)"
+    )
+    for name, default, text in (
+        ("--num-requests", 100, "requests to measure"),
+        ("--input-words", 128, "words of a random prompt, about a token each"),
+        ("--max-tokens", 64, "tokens of an answer at most"),
+    ):
+        parser.add_argument(
+            name,
+            type=positive_int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+    for name, default, text in (
+        ("--num-warmup", 4, "requests ahead of those, not counted"),
+        ("--shared-words", 0, "words that all random prompts begin with"),
+        ("--seed", 0, "of prompts and arrivals"),
+    ):
+        parser.add_argument(
+            name, type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)"
+        )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="prompts, one a line; of a .jsonl file objects with prompt or messages",
+    )
+    parser.add_argument(
+        "--extra-body",
+        type=json_object,
+        metavar="JSON",
+        help="more fields for every request, as '{\"ignore_eos\": true}'",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="for one request (default: %(default)g)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts there")
+    parser.set_defaults(run=run_serve)
+
+
+def run_core(arguments: argparse.Namespace) -> int:
+    """Print the table of the control plane."""
     from miniinfer.bench.core import measure, table
 
     core, python = measure()
@@ -34,3 +119,37 @@ def run(arguments: argparse.Namespace) -> int:
         figures = core | {f"python_scheduler_{name}": value for name, value in python.items()}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """Print the table of a server; 1 if no request succeeded."""
+    import asyncio
+
+    from miniinfer.bench.serve import LoadSettings, run_load
+    from miniinfer.bench.serve_plot import page
+    from miniinfer.bench.serve_report import figures, table
+
+    concurrency = arguments.concurrency
+    if arguments.rate is None and concurrency is None:
+        concurrency = 8
+    names = (
+        *("endpoint", "model", "num_requests", "num_warmup", "rate", "prompts", "input_words"),
+        *("shared_words", "max_tokens", "extra_body", "seed", "timeout"),
+    )
+    try:
+        settings = LoadSettings(
+            url=arguments.url.rstrip("/").removesuffix("/v1"),
+            api_key=arguments.api_key or api_key_from_environment(),
+            concurrency=concurrency,
+            **{name: getattr(arguments, name) for name in names},
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    run = asyncio.run(run_load(settings))
+    found = figures(run)
+    print(table(found))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    if arguments.html is not None:
+        arguments.html.write_text(page(run, found), encoding="utf-8")
+    return 0 if found["succeeded"] else 1

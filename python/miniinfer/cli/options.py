@@ -190,7 +190,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """Return the engine's settings; raises `UsageError` for values that exclude each other."""
     from miniinfer.config import EngineArgs
 
-    names = (
+    names: tuple[str, ...] = (
         "model",
         "tokenizer",
         "revision",
@@ -210,6 +210,8 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "seed",
         "threads",
     )
+    if hasattr(arguments, "step_timeout"):
+        names += ("max_backlog", "stall_limit", "step_timeout")
     try:
         return EngineArgs(**{name: getattr(arguments, name) for name in names})
     except ValueError as error:
@@ -250,6 +252,11 @@ def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
+def api_keys_from_environment() -> list[str]:
+    """Return the keys in `MINIINFER_API_KEY`, which commas or white space part."""
+    return os.environ.get(API_KEY_VARIABLE, "").replace(",", " ").split()
+
+
 def api_key_from_environment() -> str | None:
-    """Return the key in `MINIINFER_API_KEY`, if it is set and not empty."""
-    return os.environ.get(API_KEY_VARIABLE) or None
+    """Return the first key in `MINIINFER_API_KEY`, for a client."""
+    return next(iter(api_keys_from_environment()), None)

@@ -8,17 +8,16 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from .logs import LOG_FORMATS, set_up_logging
 from .options import (
-    API_KEY_VARIABLE,
     Subparsers,
     UsageError,
     add_engine_options,
-    api_key_from_environment,
-    byte_size,
     engine_args,
     json_object,
     positive_int,
 )
+from .serve_options import add_limit_options, add_network_options, add_security_options, api_keys
 
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
@@ -26,6 +25,28 @@ if TYPE_CHECKING:
     from miniinfer.server.engine_api import Engine
 
 logger = logging.getLogger(__name__)
+
+# Flags that are called as the settings are.
+_SAME_NAMES = (
+    "max_concurrent_requests",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_queued_requests_per_key",
+    "max_queue_time",
+    "max_connections",
+    "max_header_size",
+    "idle_timeout",
+    "body_timeout",
+    "keep_alive_interval",
+    "shutdown_timeout",
+    "tls_cert",
+    "tls_key",
+    "metrics_without_key",
+    "share_prefix_cache",
+    "otlp_traces_endpoint",
+    "stats_interval",
+    "access_log",
+)
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -36,7 +57,9 @@ def add_parser(commands: Subparsers) -> None:
         description="Start an OpenAI-compatible server. Ctrl-C lets running requests finish.",
     )
     add_engine_options(parser)
-    _add_network_options(parser)
+    add_network_options(parser)
+    add_security_options(parser)
+    add_limit_options(parser)
     _add_chat_options(parser)
     _add_process_options(parser)
     parser.add_argument(
@@ -44,6 +67,17 @@ def add_parser(commands: Subparsers) -> None:
         dest="access_log",
         action="store_false",
         help="do not log each request",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="lines for people, or JSON objects for programs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send OpenTelemetry traces there; needs opentelemetry-sdk and its OTLP exporter",
     )
     parser.add_argument(
         "--stats-interval",
@@ -58,52 +92,6 @@ def add_parser(commands: Subparsers) -> None:
         help="check the settings, but not the model, print them and exit",
     )
     parser.set_defaults(run=run)
-
-
-def _add_network_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("network")
-    group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="0 is any (default: %(default)s)")
-    group.add_argument(
-        "--api-key",
-        action="append",
-        metavar="KEY",
-        help=f"key that clients must send; repeatable, or set {API_KEY_VARIABLE}",
-    )
-    group.add_argument(
-        "--allowed-origins",
-        nargs="+",
-        default=[],
-        metavar="ORIGIN",
-        help="web origins that may call the server (CORS), or '*'; default: none",
-    )
-    group.add_argument(
-        "--max-body-size",
-        type=byte_size,
-        default=10 * 1024 * 1024,
-        metavar="SIZE",
-        help="largest request body (default: 10MiB)",
-    )
-    group.add_argument(
-        "--max-concurrent-requests",
-        type=positive_int,
-        metavar="N",
-        help="refuse more requests than this at once with 503; default: no limit",
-    )
-    group.add_argument(
-        "--keep-alive-interval",
-        type=float,
-        default=15.0,
-        metavar="SECONDS",
-        help="silence after which a stream gets a comment; 0 is never (default: %(default)g)",
-    )
-    group.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="for running requests after SIGTERM (default: %(default)g)",
-    )
 
 
 def _add_chat_options(parser: argparse.ArgumentParser) -> None:
@@ -186,8 +174,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     from miniinfer.server.run import serve
 
-    from .logs import set_up_logging
-
     def load() -> Engine:
         logger.info("loading %s", engine.model or "the built-in model")
         if arguments.layout == "two":
@@ -198,7 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         return AsyncLLM.from_args(engine)
 
-    set_up_logging(arguments.log_level)
+    set_up_logging(arguments.log_level, arguments.log_format)
     if several:
         from miniinfer.processes import Processes, serve_processes
 
@@ -213,16 +199,12 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """Return the server's settings; raises `UsageError` for values out of range."""
     from miniinfer.server.config import ServerConfig
 
-    keys = arguments.api_key
-    if keys is None:
-        key = api_key_from_environment()
-        keys = [key] if key else []
     try:
         return ServerConfig(
             host=arguments.host,
             port=arguments.port,
             served_model_names=tuple(arguments.served_model_name),
-            api_keys=tuple(keys),
+            api_keys=tuple(api_keys(arguments)),
             allowed_origins=tuple(arguments.allowed_origins),
             default_chat_template_kwargs=arguments.default_chat_template_kwargs,
             chat_template=arguments.chat_template,
@@ -230,11 +212,8 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
             reasoning_parser=arguments.reasoning_parser,
             trust_request_chat_template=arguments.trust_request_chat_template,
             max_body_size=arguments.max_body_size,
-            max_concurrent_requests=arguments.max_concurrent_requests,
-            keep_alive_interval=arguments.keep_alive_interval,
-            shutdown_timeout=arguments.shutdown_timeout,
-            stats_interval=arguments.stats_interval,
-            access_log=arguments.access_log,
+            stalled_client_timeout=arguments.stall_limit,
+            **{name: getattr(arguments, name) for name in _SAME_NAMES},
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -243,5 +222,5 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
 def _shown(engine: EngineArgs, config: ServerConfig) -> dict[str, object]:
     """Return all settings for printing; keys stay secret."""
     server = {name.name: getattr(config, name.name) for name in dataclasses.fields(config)}
-    server["api_keys"] = ["***"] * len(config.api_keys)
+    server["api_keys"] = [key.name or "***" for key in config.api_keys]
     return {"engine": dataclasses.asdict(engine), "server": server}

@@ -7,6 +7,8 @@ import os
 import torch
 from torch import Tensor
 
+from miniinfer.config import available_memory
+
 __all__ = ["KVCache", "KVCacheError", "bytes_per_block"]
 
 
@@ -66,7 +68,8 @@ class KVCache:
                 pairs = [_allocate(2, shape[:3], torch.float32, device) for _ in range(num_layers)]
                 self.scales = [(keys, values) for keys, values in pairs]
         except RuntimeError as error:
-            raise self._error(f"{device} refused it ({str(error).splitlines()[0]})") from error
+            reason = f"{device} refused it ({str(error).splitlines()[0]})"
+            raise self._error(reason, _free_bytes(torch.device(device))) from error
 
     @property
     def num_bytes(self) -> int:
@@ -79,14 +82,29 @@ class KVCache:
             return
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if self.num_bytes > physical:
-            raise self._error(f"this machine has {physical / 2**30:.1f} GiB of memory")
+            raise self._error(
+                f"this machine has {physical / 2**30:.1f} GiB of memory", available_memory()
+            )
 
-    def _error(self, reason: str) -> KVCacheError:
+    def _error(self, reason: str, free: int | None) -> KVCacheError:
+        fits = ""
+        if free is not None:
+            blocks = free // self.bytes_per_block
+            fits = f"{blocks} blocks ({blocks * self.block_size} tokens) would fit now; "
         return KVCacheError(
             f"cannot allocate the key-value cache: {self.num_blocks} blocks of {self.block_size} "
-            f"tokens need {self.num_bytes / 2**30:.1f} GiB, but {reason}; lower num_kv_blocks or "
-            "kv_cache_memory"
+            f"tokens need {self.num_bytes / 2**30:.1f} GiB, but {reason}; {fits}"
+            "lower num_kv_blocks (--num-kv-blocks) or kv_cache_memory (--kv-cache-memory)"
         )
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Bytes that a device has left, if it says."""
+    if device.type == "cpu":
+        return available_memory()
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return None
 
 
 def _allocate(

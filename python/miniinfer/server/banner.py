@@ -12,7 +12,7 @@ from .engine_api import Engine
 def banner(engine: Engine, config: ServerConfig, address: tuple[Any, ...]) -> str:
     """Return the model, its context, where it listens, and a command to try."""
     names = config.served_model_names or (engine.model_name,)
-    url = base_url(config.host, address[1])
+    url = base_url(config.host, address[1], "http" if config.tls_cert is None else "https")
     stats = engine.stats()
     lines = [f"model    {', '.join(names)}", f"context  {engine.max_model_len} tokens"]
     if "kv_cache_tokens" in stats:
@@ -21,12 +21,12 @@ def banner(engine: Engine, config: ServerConfig, address: tuple[Any, ...]) -> st
     return "\n".join(lines)
 
 
-def base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int, scheme: str = "http") -> str:
     """Return the URL that a client on this machine can use."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     if ":" in reachable and not reachable.startswith("["):
         reachable = f"[{reachable}]"
-    return f"http://{reachable}:{port}"
+    return f"{scheme}://{reachable}:{port}"
 
 
 def _curl(url: str, model: str, needs_key: bool) -> str:

@@ -9,11 +9,22 @@ from typing import Any
 
 from miniinfer.parsing import REASONING_PARSERS, TOOL_PARSERS
 
+from .keys import ApiKey
+
 MAX_CHOICES = 1024
 """Most choices (prompts times n) one HTTP request may ask for."""
 
 MAX_N = 128
 """Largest n, as OpenAI has it."""
+
+
+_COUNTS = (
+    "max_concurrent_requests",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_queued_requests_per_key",
+    "max_connections",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +35,12 @@ class ServerConfig:
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     """Names that requests may use; empty means the engine's own model name."""
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
     """Any of these opens the server; empty means that no key is needed."""
+    metrics_without_key: bool = False
+    """Answer /metrics without a key, as /health."""
+    share_prefix_cache: bool = False
+    """Let API keys hit the prefixes of others, which tells them what others have sent."""
     allowed_origins: tuple[str, ...] = ()
     """Origins for CORS, or `*`; empty turns CORS off."""
     default_chat_template_kwargs: Mapping[str, Any] = field(
@@ -42,6 +57,28 @@ class ServerConfig:
     max_body_size: int = 10 * 1024 * 1024
     max_concurrent_requests: int | None = None
     """More requests than this at once are refused with 503; None sets no limit."""
+    max_queued_requests: int | None = None
+    """Requests that may wait for their first token; more are refused with 429."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens of those from which on requests are refused with 429."""
+    max_queued_requests_per_key: int | None = None
+    """Requests of one API key that may wait for their first token."""
+    max_queue_time: float | None = None
+    """Seconds that a request may wait for its first token before it ends with 503."""
+    max_connections: int | None = None
+    """Open connections; None takes what the limit on file descriptors allows."""
+    max_header_size: int = 16 * 1024
+    """Largest request line, and largest header field."""
+    idle_timeout: float = 75.0
+    """Seconds in which a connection must send the headers of its first or next request."""
+    body_timeout: float = 60.0
+    """Seconds in which a request must send its body."""
+    tls_cert: str | None = None
+    """File of the certificate chain; turns TLS on."""
+    tls_key: str | None = None
+    """File of its private key; None means that it is in the same file."""
+    otlp_traces_endpoint: str | None = None
+    """URL that traces are sent to; None makes none."""
     keep_alive_interval: float = 15.0
     """Seconds of silence after which a stream gets an SSE comment; 0 turns it off."""
     stalled_client_timeout: float = 60.0
@@ -57,18 +94,20 @@ class ServerConfig:
             raise ValueError(f"port must be between 0 and 65535, got {self.port}")
         if self.max_body_size < 1:
             raise ValueError(f"max_body_size must be at least 1 byte, got {self.max_body_size}")
-        if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
-            raise ValueError(
-                f"max_concurrent_requests must be at least 1, got {self.max_concurrent_requests}"
-            )
+        if self.max_header_size < 1024:
+            raise ValueError(f"max_header_size must be at least 1 KiB, got {self.max_header_size}")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         for name in ("keep_alive_interval", "shutdown_timeout", "stats_interval"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be at least 0 seconds, got {value}")
-        if not 0 < self.stalled_client_timeout < float("inf"):
-            raise ValueError(
-                f"stalled_client_timeout must be above 0 seconds, got {self.stalled_client_timeout}"
-            )
+        for name in ("stalled_client_timeout", "idle_timeout", "body_timeout", "max_queue_time"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be above 0 seconds, got {value}")
         for name, known in (
             ("tool_call_parser", TOOL_PARSERS),
             ("reasoning_parser", REASONING_PARSERS),
@@ -76,7 +115,7 @@ class ServerConfig:
             value = getattr(self, name)
             if value not in ("auto", "none", *known):
                 raise ValueError(f"{name} must be auto, none or one of {known}, got {value!r}")
-        if any(not key for key in self.api_keys):
-            raise ValueError("an API key must not be empty")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert")
         if any(not name for name in self.served_model_names):
             raise ValueError("a served model name must not be empty")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 import uuid
@@ -13,13 +12,16 @@ from aiohttp import web
 from miniinfer import __version__
 
 from .generation import Origin
+from .keys import ApiKey, party_salt
 from .protocol import GenerationRequest
+from .record import current_record
+from .state import STATE
 
 SYSTEM_FINGERPRINT = f"miniinfer-{__version__}"
 
 CLIENT_ID: web.RequestKey[str | None] = web.RequestKey("client_id", str)
 """The X-Request-Id header, if it is short and plain."""
-API_KEY: web.RequestKey[str | None] = web.RequestKey("api_key", str)
+API_KEY: web.RequestKey[ApiKey] = web.RequestKey("api_key", ApiKey)
 """The key that opened the server to this request."""
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -44,11 +46,17 @@ def origin_of(
 ) -> Origin:
     """Return who asks; raises nothing."""
     client_id = plain_client_id(body.request_id) or request.get(CLIENT_ID)
+    key = request.get(API_KEY)
+    salt = body.cache_salt
+    if key is not None and not request.app[STATE].config.share_prefix_cache:
+        salt = party_salt(key.tenant, salt)
+    record = current_record()
+    record.answer_id = new_request_id(prefix, client_id, separator)
     return Origin(
-        request_id=new_request_id(prefix, client_id, separator),
+        request_id=record.answer_id,
         priority=body.priority,
-        tenant=tenant_of(request.get(API_KEY), body.user),
-        cache_salt=body.cache_salt,
+        tenant=tenant_of(key, body.user),
+        cache_salt=salt,
     )
 
 
@@ -62,7 +70,7 @@ def new_request_id(prefix: str, client_id: str | None, separator: str = "-") -> 
     return f"{prefix}{separator}{own}"
 
 
-def tenant_of(api_key: str | None, user: str | None) -> str:
+def tenant_of(key: ApiKey | None, user: str | None) -> str:
     """Return the party that fairness counts a request to: the API key's holder and its user."""
-    holder = hashlib.sha256(api_key.encode()).hexdigest()[:16] if api_key else ""
+    holder = key.tenant if key else ""
     return f"{holder}/{user}" if user else holder

@@ -111,6 +111,12 @@ def unavailable(message: str, code: str, *, retry: bool = True) -> ApiError:
     return ApiError(503, message, type="service_unavailable", code=code, headers=headers)
 
 
+def overloaded(message: str, code: str, retry_after: int) -> ApiError:
+    """Return a 429 of a server that has too much to do; `retry_after` is in seconds."""
+    headers = {"Retry-After": str(retry_after)}
+    return ApiError(429, message, type="rate_limit_error", code=code, headers=headers)
+
+
 def shutting_down() -> ApiError:
     """Return the 503 of a server that is stopping."""
     return unavailable("the server is shutting down", "shutting_down")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,6 +16,7 @@ from .config import MAX_CHOICES
 from .engine_api import Delta, Engine, Stream
 from .errors import ApiError, engine_failure, from_value_error, internal, invalid, unavailable
 from .metrics import Metrics
+from .record import current_record
 from .responses import PromptTokensDetails, Usage
 
 
@@ -86,6 +88,8 @@ class Generation:
         self._output_tokens = [0] * self.num_choices
         self._cached_tokens = [0] * len(work)
         self._unfinished = set(range(self.num_choices))
+        self._record = current_record()
+        self._ticket = self._record.ticket
 
     async def __aenter__(self) -> Self:
         try:
@@ -107,6 +111,11 @@ class Generation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._record.num_prompt_tokens = sum(len(work.token_ids) for work in self._work)
+        self._record.num_cached_tokens = sum(self._cached_tokens)
+        self._record.num_output_tokens = sum(self._output_tokens)
+        if isinstance(exc, ApiError):
+            self._record.error_code = exc.code
         self._close_streams()
         for pump in self._pumps:
             pump.cancel()
@@ -120,7 +129,7 @@ class Generation:
         if not self._unfinished:
             raise StopAsyncIteration
         try:
-            position, delta = await self._next_delta()
+            position, delta = await self._next_delta_in_time()
         except StopAsyncIteration:
             raise internal("the engine ended the request without a result") from None
         except ApiError:
@@ -160,10 +169,32 @@ class Generation:
                     raise
                 raise engine_failure(self._engine, str(error)) from error
             self._streams.append(stream)
+            if self._ticket is not None:
+                self._ticket.submitted(position, len(work.token_ids))
+        self._record.submitted = time.monotonic()
 
     def _close_streams(self) -> None:
         for stream in self._streams:
             stream.close()
+
+    async def _next_delta_in_time(self) -> tuple[int, Delta]:
+        """Wait for a delta; for the first one no longer than the queue's limit allows."""
+        deadline = None if self._ticket is None else self._ticket.deadline
+        if deadline is None or self._record.first_token is not None:
+            return await self._next_delta()
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                return await self._next_delta()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._metrics.reject("queue_timeout")
+            waited = time.monotonic() - self._record.started
+            raise unavailable(
+                f"the request has waited {waited:.1f} s without a first token, which is the most "
+                "it may (--max-queue-time)",
+                "queue_timeout",
+            ) from None
 
     async def _next_delta(self) -> tuple[int, Delta]:
         if self._queue is None:
@@ -187,19 +218,28 @@ class Generation:
 
     def _account(self, position: int, index: int, delta: Delta) -> None:
         self._output_tokens[index] = delta.num_output_tokens
+        if self._record.first_token is None:
+            self._record.first_token = time.monotonic()
+        if self._ticket is not None:
+            self._ticket.answered(position)
         if delta.index == 0:
             self._cached_tokens[position] = delta.num_cached_tokens
         if delta.finish_reason is None:
             return
+        self._record.finish_reason = delta.finish_reason
         if delta.finish_reason == "error":
             raise engine_failure(self._engine, delta.error)
         if delta.finish_reason == "abort":
             raise unavailable("the engine aborted the request", "aborted")
         self._unfinished.discard(index)
-        self._metrics.generation_tokens.observe(delta.num_output_tokens)
         if not self._unfinished:
-            for work in self._work:
-                self._metrics.prompt_tokens.observe(len(work.token_ids))
+            params = self._work[0].params
+            self._metrics.observe_request(
+                [len(work.token_ids) for work in self._work],
+                self._output_tokens,
+                n=params.n,
+                max_tokens=params.max_tokens,
+            )
 
 
 def count_choices(work: Sequence[Work]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from .errors import ApiError
+from .state import STATE
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -23,10 +25,20 @@ async def read_body(request: web.Request, body_type: type[Body]) -> Body:
     """Decode the request's JSON body; any Content-Type is taken as JSON.
 
     Raises `ApiError` 400 for JSON that is malformed, nested too deeply or of the wrong types
-    (NaN and Infinity are not JSON). A body over the size limit raises aiohttp's 413.
+    (NaN and Infinity are not JSON), 408 for one that does not arrive. A body over the size limit
+    raises aiohttp's 413.
     """
+    limit = request.app[STATE].config.body_timeout
     try:
-        raw = await request.read()
+        async with asyncio.timeout(limit):
+            raw = await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not come within {limit:g} s (--body-timeout)",
+            code="body_timeout",
+            headers={"Connection": "close"},
+        ) from None
     except (aiohttp.ClientError, web.RequestPayloadError) as error:
         raise ApiError(400, f"cannot read the body: {error}", code="invalid_body") from error
     return decode_body(raw, body_type)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import uuid
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from . import messages_errors
+from .access_log import CLIENT_LEFT, log_access, route_of
 from .envelope import API_KEY, CLIENT_ID, plain_client_id
 from .errors import ApiError, from_http_exception, internal
+from .keys import find_key
+from .record import RECORD, RequestRecord, begin_record
 from .state import STATE
+from .tracing import Tracing
 
-OPEN_PATHS = frozenset(("/health", "/ping"))
+OPEN_PATHS = frozenset(("/health", "/ping", "/ready"))
 """No key is asked for here, so that probes need none."""
 HEALTH_PATHS = OPEN_PATHS | {"/healthz"}
-_RESPONSE_ID: web.RequestKey[str] = web.RequestKey("response_id", str)
 _CORS_MAX_AGE_SECONDS = 600
 
 
@@ -26,28 +28,52 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every answer a request id and every failure a JSON body."""
     client_id = plain_client_id(request.headers.get("X-Request-Id"))
     request[CLIENT_ID] = client_id
-    request[_RESPONSE_ID] = client_id or uuid.uuid4().hex
+    record = begin_record(request, client_id or uuid.uuid4().hex)
+    state = request.app[STATE]
+    status = CLIENT_LEFT
+    try:
+        response = await _answer(request, handler, record)
+        status = response.status
+        return response
+    except asyncio.CancelledError:
+        # aiohttp logs no request whose client has left.
+        state.metrics.count_response(route_of(request), CLIENT_LEFT)
+        if state.config.access_log:
+            log_access(request, CLIENT_LEFT)
+        raise
+    finally:
+        if state.tracing is not None:
+            _trace(state.tracing, request, record, status)
+
+
+def _trace(tracing: Tracing, request: web.Request, record: RequestRecord, status: int) -> None:
+    try:
+        tracing.finish(request, record, route_of(request), status)
+    except Exception:
+        # Whatever is wrong with traces, the request is not.
+        request.app.logger.exception("a span could not be made")
+
+
+async def _answer(
+    request: web.Request, handler: Handler, record: RequestRecord
+) -> web.StreamResponse:
     try:
         return await handler(request)
-    except ApiError as error:
-        return _error_response(request, error)
-    except web.HTTPException as error:
-        refusal = from_http_exception(error, request.method, request.path)
-        return _error_response(request, refusal)
+    except ApiError as raised:
+        error = raised
+    except web.HTTPException as raised:
+        error = from_http_exception(raised, request.method, request.path)
     except asyncio.CancelledError:
         aborted = request.app[STATE].aborted()
         if aborted is None:
             raise
-        return _error_response(request, aborted)
+        error = aborted
     except Exception:
-        request.app.logger.exception("%s %s failed", request.method, request.path)
-        return _error_response(request, internal())
-
-
-def _error_response(request: web.Request, error: ApiError) -> web.Response:
-    """Return an error in the shape of the API that the path belongs to."""
+        request.app.logger.exception("%s %r failed", request.method, request.path)
+        error = internal()
+    record.error_code = error.code
     if messages_errors.is_messages_path(request.path):
-        return messages_errors.error_response(error, request[_RESPONSE_ID])
+        return messages_errors.error_response(error, record.request_id)
     return error.response()
 
 
@@ -74,14 +100,13 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse a request without a valid key, if the server has keys."""
-    keys = request.app[STATE].config.api_keys
-    if keys and request.path not in OPEN_PATHS and request.method != "OPTIONS":
-        given = _given_key(request)
-        # Every key is compared, so the time tells nothing of which one came close.
+    state = request.app[STATE]
+    keys = state.config.api_keys
+    if keys and not _is_open(request) and request.method != "OPTIONS":
         # Bytes of a header that are not UTF-8 come as lone surrogates.
-        sent = given.encode("utf-8", "surrogateescape")
-        valid = [hmac.compare_digest(sent, key.encode()) for key in keys]
-        if not any(valid):
+        key = find_key(keys, _given_key(request).encode("utf-8", "surrogateescape"))
+        if key is None:
+            state.metrics.reject("invalid_api_key")
             raise ApiError(
                 401,
                 "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY",
@@ -89,8 +114,15 @@ async def api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        request[API_KEY] = given
+        request[API_KEY] = key
+        request[RECORD].tenant = key.tenant
     return await handler(request)
+
+
+def _is_open(request: web.Request) -> bool:
+    if request.path == "/metrics":
+        return request.app[STATE].config.metrics_without_key
+    return request.path in OPEN_PATHS
 
 
 @web.middleware
@@ -103,10 +135,16 @@ async def loading(request: web.Request, handler: Handler) -> web.StreamResponse:
     return await handler(request)
 
 
+async def count_response(request: web.Request, response: web.StreamResponse) -> None:
+    """Count any answer when it begins."""
+    request.app[STATE].metrics.count_response(route_of(request), response.status)
+
+
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the request id and the CORS headers to any answer, streams and errors too."""
     # What aiohttp refuses by itself, such as an unknown Expect, has not been through `errors`.
-    response.headers["X-Request-Id"] = request.get(_RESPONSE_ID) or uuid.uuid4().hex
+    record = request.get(RECORD)
+    response.headers["X-Request-Id"] = record.request_id if record else uuid.uuid4().hex
     if messages_errors.is_messages_path(request.path):
         response.headers["request-id"] = response.headers["X-Request-Id"]
     origin = _allowed_origin(request)

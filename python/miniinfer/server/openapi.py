@@ -101,8 +101,9 @@ class OpenApi:
                 events = {"schema": {"type": "string"}, "x-event": schemas[route.events]}
                 content["text/event-stream"] = events
             responses[str(status)] = _response(HTTPStatus(status).phrase, content)
-        if "503" in responses:
-            responses["503"]["headers"] |= _RETRY_AFTER
+        for busy in ("429", "503"):
+            if busy in responses:
+                responses[busy]["headers"] |= _RETRY_AFTER
         return responses
 
 

@@ -37,7 +37,8 @@ from .utility_shapes import (
     Version,
 )
 
-_BODY_ERRORS = (400, 404, 413)
+_BODY_ERRORS = (400, 404, 408, 413)
+_WORK_ERRORS = (*_BODY_ERRORS, 429)
 
 ROUTES = (
     Route(
@@ -48,7 +49,7 @@ ROUTES = (
         body=ChatRequest,
         answers={200: ChatCompletion},
         events=ChatChunk,
-        errors=_BODY_ERRORS,
+        errors=_WORK_ERRORS,
     ),
     Route(
         method="POST",
@@ -58,7 +59,7 @@ ROUTES = (
         body=CompletionRequest,
         answers={200: Completion},
         events=Completion,
-        errors=_BODY_ERRORS,
+        errors=_WORK_ERRORS,
     ),
     Route(
         method="POST",
@@ -68,7 +69,7 @@ ROUTES = (
         body=ResponsesRequest,
         answers={200: ResponseObject},
         events=ResponseEvent,
-        errors=_BODY_ERRORS,
+        errors=_WORK_ERRORS,
     ),
     Route(
         method="GET",
@@ -94,7 +95,7 @@ ROUTES = (
         body=MessagesRequest,
         answers={200: Message},
         events=MessageEvent | MessagesError | Ping,
-        errors=_BODY_ERRORS,
+        errors=_WORK_ERRORS,
         error=MessagesError,
     ),
     Route(
@@ -130,7 +131,7 @@ ROUTES = (
         body=GenerateRequest,
         answers={200: GenerateAnswer},
         events=GenerateEvent,
-        errors=_BODY_ERRORS,
+        errors=_WORK_ERRORS,
     ),
     Route(
         method="POST",
@@ -171,6 +172,14 @@ ROUTES = (
         path="/ping",
         handler=utility.health,
         summary="Whether requests are taken",
+        answers={200: Health, 503: Health},
+        needs_key=False,
+    ),
+    Route(
+        method="GET",
+        path="/ready",
+        handler=utility.ready,
+        summary="Whether another request would be taken now",
         answers={200: Health, 503: Health},
         needs_key=False,
     ),

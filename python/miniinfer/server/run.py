@@ -12,10 +12,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
-from aiohttp.abc import AbstractAccessLogger
+
+from miniinfer.safe_logging import safe_logger
 
 from .app import make_app
 from .banner import banner
@@ -23,13 +24,18 @@ from .config import ServerConfig
 from .engine_api import Engine
 from .runner import Runner
 from .state import STATE, ServerState
+from .tls import TLSError, server_context
+from .tracing import Tracing, TracingError
 
-logger = logging.getLogger("miniinfer.server")
+logger = safe_logger("miniinfer.server")
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How long a thread may keep the GIL when another wants it; the default is ten times that."""
 _BACKLOG = 1024
 _ABORT_GRACE_SECONDS = 2.0
+
+EXIT_ENGINE_DIED = 3
+"""The exit code of a server that was stopped after its engine had died."""
 
 
 class ServerStartError(RuntimeError):
@@ -84,17 +90,10 @@ async def _serve(
 ) -> int:
     loading: concurrent.futures.Future[Engine] = concurrent.futures.Future()
     engine = asyncio.wrap_future(loading)
-    app = make_app(engine, config)
+    app = make_app(engine, config, _tracing(config))
     stop = watch()
-    runner = Runner(
-        app,
-        access_log_class=AccessLogger,
-        access_log=logging.getLogger("miniinfer.access") if config.access_log else None,
-        shutdown_timeout=_ABORT_GRACE_SECONDS,
-    )
-    await runner.setup()
+    runner = await listen(app, listener)
     try:
-        await web.SockSite(runner, listener).start()
         # Only now: while torch is imported its thread and this one share the GIL.
         _load_in_thread(load_engine, loading)
         stopping = asyncio.ensure_future(stop.wait())
@@ -103,15 +102,50 @@ async def _serve(
         if not engine.done():
             # A load cannot be interrupted, and its thread must not outlive the interpreter.
             logger.info("stopped while loading")
-            logging.shutdown()
-            os._exit(0)
+            _leave(0)
         if not stop.is_set():
             announce(banner(engine.result(), config, listener.getsockname()))
             await stopping
         await drain(app[STATE], config.shutdown_timeout)
+        died = not engine.result().is_healthy if engine.done() else False
     finally:
         await runner.cleanup()
+    if died:
+        # A step that hangs keeps its thread, which must not outlive the interpreter.
+        _leave(EXIT_ENGINE_DIED)
     return 0
+
+
+async def listen(app: web.Application, listener: socket.socket) -> Runner:
+    """Serve an application on a listening socket; raises `ServerStartError` for bad TLS files.
+
+    `cleanup` of what is returned ends it.
+    """
+    config = app[STATE].config
+    try:
+        tls = None if config.tls_cert is None else server_context(config.tls_cert, config.tls_key)
+    except TLSError as error:
+        raise ServerStartError(str(error)) from error
+    runner = Runner(app, shutdown_timeout=_ABORT_GRACE_SECONDS)
+    await runner.setup()
+    await web.SockSite(runner, listener, ssl_context=tls, backlog=_BACKLOG).start()
+    return runner
+
+
+def _tracing(config: ServerConfig) -> Tracing | None:
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        return Tracing.to_endpoint(config.otlp_traces_endpoint)
+    except TracingError as error:
+        raise ServerStartError(str(error)) from error
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once, whatever its threads are doing."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 async def drain(state: ServerState, timeout: float) -> None:
@@ -157,15 +191,3 @@ def watch_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     return stop
-
-
-class AccessLogger(AbstractAccessLogger):
-    """One line per request, without the probes that pass."""
-
-    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        """Log the client, the request line, the status and the duration in seconds."""
-        if request.path in ("/health", "/ping", "/metrics") and response.status == 200:
-            return
-        self.logger.info(
-            "%s %s %r %d %.3fs", request.remote, request.method, request.path, response.status, time
-        )

@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
+from .admission import RequestQueue
 from .config import ServerConfig
 from .engine_api import Engine
 from .errors import ApiError, shutting_down, unavailable
 from .metrics import Metrics
 from .parsers import Parsers, choose_parsers
+from .record import current_record
+from .tracing import Tracing
 
 _TOKENIZER_THREADS = 2
 
@@ -21,9 +24,16 @@ _TOKENIZER_THREADS = 2
 class ServerState:
     """Shared state of one application; used on the event loop's thread only."""
 
-    def __init__(self, engine: asyncio.Future[Engine], config: ServerConfig) -> None:
+    def __init__(
+        self,
+        engine: asyncio.Future[Engine],
+        config: ServerConfig,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.config = config
+        self.tracing = tracing
         self.metrics = Metrics()
+        self.queue = RequestQueue(config)
         self.executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self.draining = False
         self.aborting = False
@@ -52,6 +62,13 @@ class ServerState:
         return self._engine.result()
 
     @property
+    def readiness(self) -> str:
+        """The status, or overloaded while requests without a key of their own are refused."""
+        if self.status == "ok" and (self._too_many() or self.queue.refusal()):
+            return "overloaded"
+        return self.status
+
+    @property
     def num_active(self) -> int:
         """Generating requests in flight."""
         return len(self._active)
@@ -66,33 +83,49 @@ class ServerState:
         raise unavailable("the model is still loading", "loading")
 
     def check_accepting(self) -> Engine:
-        """Return an engine that may be given new work; raises `ApiError` 503 otherwise."""
+        """Return an engine that may be given new work; raises `ApiError` 503 or 429 otherwise.
+
+        Nothing of a request but its key has been looked at so far, so a refusal is cheap.
+        """
         engine = self.engine()
+        refusal = self._refusal(engine)
+        if refusal is not None:
+            self.metrics.reject(refusal.code or "")
+            raise refusal
+        return engine
+
+    def _refusal(self, engine: Engine) -> ApiError | None:
         if not engine.is_healthy:
             message = engine.error or "the engine is dead"
-            raise unavailable(message, "engine_dead", retry=False)
+            return unavailable(message, "engine_dead", retry=False)
         if self.draining:
-            raise shutting_down()
-        limit = self.config.max_concurrent_requests
-        if limit is not None and self.num_active >= limit:
-            raise unavailable(
-                f"the server takes {limit} requests at once (max_concurrent_requests), "
-                f"and {self.num_active} are in flight",
+            return shutting_down()
+        if self._too_many():
+            return unavailable(
+                f"the server takes {self.config.max_concurrent_requests} requests at once "
+                f"(max_concurrent_requests), and {self.num_active} are in flight",
                 "overloaded",
             )
-        return engine
+        return self.queue.refusal(current_record().tenant)
+
+    def _too_many(self) -> bool:
+        limit = self.config.max_concurrent_requests
+        return limit is not None and self.num_active >= limit
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """Count the running task as a request in flight."""
+        """Count the running task as a request in flight, and as queued until its first token."""
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
         self._active.add(task)
         self._idle.clear()
         self._busy.set()
+        record = current_record()
+        record.ticket = ticket = self.queue.enter(record.tenant)
         try:
             yield
         finally:
+            ticket.close()
             self._active.discard(task)
             if not self._active:
                 self._idle.set()

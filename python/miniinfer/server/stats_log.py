@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from miniinfer.safe_logging import safe_logger
+
 from .metrics import kv_usage
 from .state import ServerState
 
-logger = logging.getLogger("miniinfer.stats")
+logger = safe_logger("miniinfer.stats")
 
 
 async def log_stats(state: ServerState) -> None:

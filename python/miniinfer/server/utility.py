@@ -105,8 +105,12 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def health(request: web.Request) -> web.Response:
     """GET /health and /ping: 200 while requests are taken, 503 with the reason otherwise."""
-    state = request.app[STATE]
-    return _health_response(Health(state.status))
+    return _health_response(Health(request.app[STATE].status))
+
+
+async def ready(request: web.Request) -> web.Response:
+    """GET /ready: 503 also while the limits leave no room for another request."""
+    return _health_response(Health(request.app[STATE].readiness))
 
 
 async def health_details(request: web.Request) -> web.Response:
@@ -134,14 +138,21 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def load(request: web.Request) -> web.Response:
-    """GET /load: generating requests in flight."""
-    return json_response(Load(request.app[STATE].num_active))
+    """GET /load: generating requests in flight, and those of them without a first token."""
+    state = request.app[STATE]
+    return json_response(
+        Load(
+            server_load=state.num_active,
+            queued_requests=state.queue.num_requests,
+            queued_tokens=state.queue.num_tokens,
+        )
+    )
 
 
 async def metrics(request: web.Request) -> web.Response:
     """GET /metrics in Prometheus' text format."""
     state = request.app[STATE]
-    body = state.metrics.render(state.engine().stats(), state.served_names()[0])
+    body = state.metrics.render(state.engine().stats(), state.served_names()[0], state.queue)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -46,7 +46,7 @@ class Prompt(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """One of loading, failed, dead, draining and ok."""
+    """One of loading, failed, dead, draining, overloaded and ok."""
 
     status: str
 
@@ -66,9 +66,11 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """Generating requests in flight."""
+    """Generating requests in flight, and what of them has no first token."""
 
     server_load: int
+    queued_requests: int
+    queued_tokens: int
 
 
 class GenerateAnswer(msgspec.Struct, kw_only=True):

@@ -125,6 +125,7 @@ impl Engine {
     fn append(&mut self, index: u32, sample: usize, arrays: &StepArrays<'_>, slot: usize) -> Fate {
         let sampled = arrays.sampled[sample].get();
         if sampled < 0 {
+            self.counters.corrupted += 1;
             let reason = "the model produced logits that are not finite";
             return Fate::End(EndReason::Error(reason.into()));
         }

@@ -242,8 +242,17 @@ impl Engine {
         self.counters
             .e2e_request_latency
             .observe(now - request.arrived);
+        if let Some(admitted) = request.admitted {
+            self.counters.request_inference_time.observe(now - admitted);
+        }
         if let Some(first) = request.first_token {
             self.counters.request_decode_time.observe(now - first);
+            let later = (request.tokens.len() as u32).saturating_sub(request.prompt_len + 1);
+            if later > 0 {
+                self.counters
+                    .request_time_per_output_token
+                    .observe((now - first) / later);
+            }
         }
         let (row, priority, id) = (request.row, request.priority, request.id);
         let followers = std::mem::take(&mut request.followers);

@@ -105,6 +105,8 @@ impl Default for StallPolicy {
 /// How often the policy had to act.
 #[derive(Debug, Default)]
 pub struct StallCounters {
+    /// Deltas kept back to be merged, as their reader had not taken those before.
+    pub merged: AtomicU64,
     /// Requests paused.
     pub paused: AtomicU64,
     /// Requests cancelled after a pause.
@@ -116,6 +118,8 @@ struct Stream {
     producer: StreamProducer<StreamDelta>,
     index: u32,
     num_prompt_tokens: u32,
+    /// The reader knows that tokens are coming.
+    announced: bool,
     paused_since: Option<Instant>,
 }
 
@@ -199,6 +203,7 @@ impl Pipeline {
                         producer,
                         index,
                         num_prompt_tokens,
+                        announced: false,
                         paused_since,
                     };
                     self.streams.insert(id, stream);
@@ -278,8 +283,15 @@ impl Pipeline {
                 EndReason::Error(message) => text.fail(message, &mut out.text),
             }
         }
-        if !out.text.is_empty() {
+        // The first token is told even if its text is held back: who waits for it has a deadline.
+        let first = !stream.announced && entry.num_tokens > 0;
+        if first || !out.text.is_empty() {
+            stream.announced = true;
             stream.producer.push(out);
+            let behind = stream.producer.backlog() > 0;
+            self.counters
+                .merged
+                .fetch_add(u64::from(behind), Ordering::Relaxed);
         }
         output::Delta::clear(out);
         if stopped && entry.end.is_none() {

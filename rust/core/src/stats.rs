@@ -35,11 +35,36 @@ impl Histogram {
     }
 }
 
+/// Upper bounds of the buckets of [`StepTokens`]. The last bucket has no bound.
+pub const STEP_TOKEN_BUCKETS: [f64; 15] = [
+    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
+    32768.0, 65536.0,
+];
+
+/// Steps by the number of their tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepTokens {
+    /// Steps per bucket (not cumulative); one more than there are bounds.
+    pub counts: [u64; STEP_TOKEN_BUCKETS.len() + 1],
+    /// Tokens of all steps.
+    pub sum: u64,
+}
+
+impl StepTokens {
+    pub(crate) fn observe(&mut self, tokens: u32) {
+        let bucket = STEP_TOKEN_BUCKETS.partition_point(|&bound| bound < f64::from(tokens));
+        self.counts[bucket] += 1;
+        self.sum += u64::from(tokens);
+    }
+}
+
 /// Totals since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Steps planned with at least one token.
     pub steps: u64,
+    /// Those by their tokens, drafts included.
+    pub step_tokens: StepTokens,
     /// Requests that entered.
     pub requests: u64,
     /// Prompt tokens of admitted requests, the cached ones included.
@@ -58,6 +83,8 @@ pub struct Counters {
     pub finished_abort: u64,
     /// Requests ended by a failure.
     pub finished_error: u64,
+    /// Those of them whose logits were not finite.
+    pub corrupted: u64,
     /// Draft tokens offered for verification.
     pub draft_tokens: u64,
     /// Draft tokens accepted.
@@ -74,6 +101,10 @@ pub struct Counters {
     pub request_prefill_time: Histogram,
     /// First token to the end.
     pub request_decode_time: Histogram,
+    /// First admission to the end.
+    pub request_inference_time: Histogram,
+    /// Decode time for each token after the first, of requests that have more than one.
+    pub request_time_per_output_token: Histogram,
 }
 
 /// Counters and the state of the moment.
@@ -104,6 +135,17 @@ pub struct Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_lands_in_the_first_bucket_that_holds_it() {
+        let mut steps = StepTokens::default();
+        for tokens in [1, 2, 8, 9, 100_000] {
+            steps.observe(tokens);
+        }
+        assert_eq!(steps.counts[..3], [1, 2, 1]);
+        assert_eq!(steps.counts[STEP_TOKEN_BUCKETS.len()], 1);
+        assert_eq!(steps.sum, 100_020);
+    }
 
     #[test]
     fn an_observation_lands_in_the_first_bucket_that_holds_it() {

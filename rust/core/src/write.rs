@@ -52,7 +52,10 @@ impl Engine {
         let tokens = state.num_tokens;
         self.slots[slot] = state;
         self.start_masks(slot);
-        self.counters.steps += u64::from(tokens > 0);
+        if tokens > 0 {
+            self.counters.steps += 1;
+            self.counters.step_tokens.observe(tokens);
+        }
         Ok(tokens)
     }
 

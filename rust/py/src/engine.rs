@@ -153,7 +153,7 @@ impl Engine {
         self.runtime.reset_prefix_cache();
     }
 
-    /// Counters and gauges by name; histograms are (bounds in seconds, counts, sum).
+    /// Counters and gauges by name; histograms are (bounds, counts, sum), times in seconds.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.runtime.driver().stats();
         stats::as_dict(py, &stats, self.runtime.stall_counters())

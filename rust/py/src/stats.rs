@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use miniinfer_core::pipeline::StallCounters;
-use miniinfer_core::stats::{Histogram, Stats, TIME_BUCKETS};
+use miniinfer_core::stats::{Histogram, STEP_TOKEN_BUCKETS, Stats, StepTokens, TIME_BUCKETS};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Counters and gauges by name; histograms are (bounds in seconds, counts, sum).
+/// Counters and gauges by name; histograms are (bounds, counts, sum), times in seconds.
 pub fn as_dict<'py>(
     py: Python<'py>,
     stats: &Stats,
@@ -37,6 +37,8 @@ pub fn as_dict<'py>(
         ("finished_length", c.finished_length),
         ("finished_abort", c.finished_abort),
         ("finished_error", c.finished_error),
+        ("corrupted_requests", c.corrupted),
+        ("deltas_merged", stall.merged.load(Ordering::Relaxed)),
         ("readers_paused", stall.paused.load(Ordering::Relaxed)),
         ("readers_cancelled", stall.cancelled.load(Ordering::Relaxed)),
     ] {
@@ -49,9 +51,17 @@ pub fn as_dict<'py>(
         ("request_queue_time_seconds", &c.request_queue_time),
         ("request_prefill_time_seconds", &c.request_prefill_time),
         ("request_decode_time_seconds", &c.request_decode_time),
+        ("request_inference_time_seconds", &c.request_inference_time),
+        (
+            "request_time_per_output_token_seconds",
+            &c.request_time_per_output_token,
+        ),
     ] {
         let Histogram { counts, sum } = histogram;
         dict.set_item(name, (TIME_BUCKETS.as_slice(), counts.as_slice(), sum))?;
     }
+    let StepTokens { counts, sum } = &c.step_tokens;
+    let steps = (STEP_TOKEN_BUCKETS.as_slice(), counts.as_slice(), sum);
+    dict.set_item("iteration_tokens_total", steps)?;
     Ok(dict)
 }

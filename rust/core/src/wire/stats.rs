@@ -3,11 +3,12 @@
 use super::error::WireError;
 use super::pack::Packer;
 use super::unpack::Unpacker;
-use crate::stats::{Counters, Histogram, Stats};
+use crate::stats::{Counters, Histogram, Stats, StepTokens};
 
 /// Numbers before the histograms.
-const NUMBERS: usize = 21;
-const HISTOGRAMS: usize = 6;
+const NUMBERS: usize = 22;
+/// Those of times, and the one of steps' tokens.
+const HISTOGRAMS: usize = 9;
 
 /// Appends the counters.
 pub fn pack_stats(stats: &Stats, into: &mut Vec<u8>) {
@@ -25,6 +26,7 @@ pub fn pack_stats(stats: &Stats, into: &mut Vec<u8>) {
         c.finished_length,
         c.finished_abort,
         c.finished_error,
+        c.corrupted,
         c.draft_tokens,
         c.accepted_tokens,
         stats.num_running as u64,
@@ -47,12 +49,19 @@ pub fn pack_stats(stats: &Stats, into: &mut Vec<u8>) {
         &c.request_queue_time,
         &c.request_prefill_time,
         &c.request_decode_time,
+        &c.request_inference_time,
+        &c.request_time_per_output_token,
     ] {
         packer.array(histogram.counts.len() + 1);
         packer.f64(histogram.sum);
         for count in histogram.counts {
             packer.uint(count);
         }
+    }
+    packer.array(c.step_tokens.counts.len() + 1);
+    packer.uint(c.step_tokens.sum);
+    for count in c.step_tokens.counts {
+        packer.uint(count);
     }
 }
 
@@ -72,6 +81,7 @@ pub fn unpack_stats(bytes: &[u8]) -> Result<Stats, WireError> {
         finished_length: u.uint()?,
         finished_abort: u.uint()?,
         finished_error: u.uint()?,
+        corrupted: u.uint()?,
         draft_tokens: u.uint()?,
         accepted_tokens: u.uint()?,
         ..Counters::default()
@@ -94,9 +104,22 @@ pub fn unpack_stats(bytes: &[u8]) -> Result<Stats, WireError> {
     counters.request_queue_time = histogram(u)?;
     counters.request_prefill_time = histogram(u)?;
     counters.request_decode_time = histogram(u)?;
+    counters.request_inference_time = histogram(u)?;
+    counters.request_time_per_output_token = histogram(u)?;
+    counters.step_tokens = step_tokens(u)?;
     stats.counters = counters;
     unpacker.end()?;
     Ok(stats)
+}
+
+fn step_tokens(unpacker: &mut Unpacker<'_>) -> Result<StepTokens, WireError> {
+    let mut steps = StepTokens::default();
+    unpacker.fields("buckets", steps.counts.len() + 1)?;
+    steps.sum = unpacker.uint()?;
+    for count in &mut steps.counts {
+        *count = unpacker.uint()?;
+    }
+    Ok(steps)
 }
 
 fn histogram(unpacker: &mut Unpacker<'_>) -> Result<Histogram, WireError> {

@@ -1,0 +1,108 @@
+"""One request to a server that speaks OpenAI's API, with the time of everything that comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(slots=True)
+class RequestResult:
+    """What one request took; times are of `time.perf_counter`, in seconds."""
+
+    started: float
+    ended: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+    """When each event with text came; a server may put several tokens into one."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None
+    """What kind of failure it was, if it failed."""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first text."""
+        return self.arrivals[0] - self.started
+
+    @property
+    def latency(self) -> float:
+        """Seconds to the end."""
+        return self.ended - self.started
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token after the first, if there are any."""
+        if self.output_tokens < 2:
+            return None
+        return (self.arrivals[-1] - self.arrivals[0]) / (self.output_tokens - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between events with text."""
+        return [b - a for a, b in itertools.pairwise(self.arrivals)]
+
+
+async def send(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], timeout: float
+) -> RequestResult:
+    """Send one request as a stream and read it to its end. Raises nothing: failures are counted."""
+    result = RequestResult(time.perf_counter())
+    try:
+        async with asyncio.timeout(timeout):
+            async with session.post(url, json=body) as response:
+                if response.status != 200:
+                    await response.read()
+                    result.error = f"HTTP {response.status}"
+                else:
+                    result.error = await _read(response, result)
+    except TimeoutError:
+        result.error = "timeout"
+    except (aiohttp.ClientError, ConnectionError) as error:
+        result.error = f"connection: {type(error).__name__}"
+    except (ValueError, KeyError, TypeError, IndexError):
+        result.error = "not a stream of OpenAI's"
+    result.ended = time.perf_counter()
+    if result.error is None and not result.arrivals:
+        result.error = "no text"
+    return result
+
+
+async def _read(response: aiohttp.ClientResponse, result: RequestResult) -> str | None:
+    """Read events up to `[DONE]`; returns the kind of failure, if it failed."""
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        now = time.perf_counter()
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            # Servers that report no usage are counted by their events.
+            result.output_tokens = result.output_tokens or len(result.arrivals)
+            return None
+        event = json.loads(data)
+        if not isinstance(event, dict):
+            raise TypeError("an event is an object")
+        if "error" in event:
+            error = event["error"]
+            return f"stream error: {error.get('code') or error.get('type')}"
+        if usage := event.get("usage"):
+            result.prompt_tokens = usage["prompt_tokens"]
+            result.output_tokens = usage["completion_tokens"]
+        if any(_has_text(choice) for choice in event.get("choices", ())):
+            result.arrivals.append(now)
+    return "cut off"
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    if delta is None:
+        return bool(choice.get("text"))
+    names = ("content", "reasoning_content", "tool_calls")
+    return any(delta.get(name) for name in names)
