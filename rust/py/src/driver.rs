@@ -20,7 +20,7 @@ use crate::error;
 /// Plan, commit and what belongs to them. Made as an `Engine` or an `EngineHost`.
 #[pyclass(frozen, subclass, module = "miniinfer._core")]
 pub struct Driver {
-    driver: Arc<driver::Driver>,
+    inner: Arc<driver::Driver>,
     config: EngineConfig,
     vocab_size: u32,
     slots: Mutex<[Option<SlotArrays>; 2]>,
@@ -29,7 +29,7 @@ pub struct Driver {
 impl Driver {
     pub fn new(driver: Arc<driver::Driver>, config: EngineConfig, vocab_size: u32) -> Self {
         Self {
-            driver,
+            inner: driver,
             config,
             vocab_size,
             slots: Mutex::default(),
@@ -64,12 +64,12 @@ impl Driver {
 
     /// Plans a step into a slot's arrays. Returns its number of tokens; with 0 no commit follows.
     fn plan(&self, py: Python<'_>, slot: usize) -> PyResult<u32> {
-        self.with_slot(py, slot, |arrays| self.driver.plan(slot, arrays))
+        self.with_slot(py, slot, |arrays| self.inner.plan(slot, arrays))
     }
 
     /// Takes in what was sampled for a planned step.
     fn commit(&self, py: Python<'_>, slot: usize) -> PyResult<()> {
-        self.with_slot(py, slot, |arrays| self.driver.commit(slot, arrays))
+        self.with_slot(py, slot, |arrays| self.inner.commit(slot, arrays))
     }
 
     /// Writes a planned step's logit edits; returns how many.
@@ -90,7 +90,7 @@ impl Driver {
         let token = cells(py, &token, "token")?;
         let repetition = cells(py, &repetition, "repetition")?;
         let bias = cells(py, &bias, "bias")?;
-        self.driver
+        self.inner
             .with_engine(|engine| engine.logit_edits(slot, sample, token, repetition, bias))
             .map_err(|error| error::step(&error))
     }
@@ -109,7 +109,7 @@ impl Driver {
     ) -> PyResult<usize> {
         let index = cells(py, &index, "index")?;
         let target = cells(py, &target, "target")?;
-        self.driver
+        self.inner
             .with_engine(|engine| engine.prompt_rows(slot, index, target))
             .map_err(|error| error::step(&error))
     }
@@ -134,7 +134,7 @@ impl Driver {
             top_ids: cells(py, &top_ids, "top_ids")?,
             top_logprobs: cells(py, &top_logprobs, "top_logprobs")?,
         };
-        self.driver
+        self.inner
             .take_prompt_logprobs(slot, &rows)
             .map_err(|error| error::step(&error))
     }
@@ -151,12 +151,12 @@ impl Driver {
         rows: PyBuffer<i32>,
         bits: PyBuffer<i32>,
     ) -> PyResult<usize> {
-        let work = self.driver.with_engine(|engine| engine.mask_work(slot));
+        let work = self.inner.with_engine(|engine| engine.mask_work(slot));
         let work = work.map_err(|error| error::step(&error))?;
         py.detach(|| work.iter().for_each(|cursor| cursor.finish()));
         let rows = cells(py, &rows, "rows")?;
         let bits = cells(py, &bits, "bits")?;
-        self.driver
+        self.inner
             .with_engine(|engine| engine.fill_masks(slot, rows, bits))
             .map_err(|error| error::step(&error))
     }
@@ -168,31 +168,31 @@ impl Driver {
 
     /// Ends the requests of a planned step with an error; the others go on.
     fn fail_step(&self, slot: usize, reason: &str) -> PyResult<()> {
-        self.driver
+        self.inner
             .fail_step(slot, reason)
             .map_err(|error| error::step(&error))
     }
 
     /// Ends every request with an error and refuses new ones.
     fn fail(&self, reason: &str) {
-        self.driver.fail(reason);
+        self.inner.fail(reason);
     }
 
     /// Sleeps until there is something to plan. False if the time, in seconds, ran out.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = timeout.map(|t| seconds("timeout", t)).transpose()?;
-        Ok(py.detach(|| self.driver.wait(timeout)))
+        Ok(py.detach(|| self.inner.wait(timeout)))
     }
 
     /// Ends a `wait` at once.
     fn interrupt(&self) {
-        self.driver.interrupt();
+        self.inner.interrupt();
     }
 
     /// Verifies the engine's whole state; raises `RuntimeError` saying what is wrong.
     fn check(&self) -> PyResult<()> {
-        self.driver.check().map_err(PyRuntimeError::new_err)
+        self.inner.check().map_err(PyRuntimeError::new_err)
     }
 }
 
