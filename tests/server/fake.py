@@ -10,7 +10,7 @@ from typing import Any
 
 from miniinfer.chat_template import ChatTemplateError
 from miniinfer.parsing import Part
-from miniinfer.sampling_params import RequestOutputKind, SamplingParams
+from miniinfer.sampling_params import RequestOutputKind, SamplingParams, check_priority
 from miniinfer.structured import StructuredOutputsParams
 
 EOS = 257
@@ -147,6 +147,7 @@ class FakeEngine:
     def submit(self, prompt_token_ids: list[int], params: SamplingParams, **options: Any) -> Any:
         if self.refuse is not None:
             raise self.refuse
+        check_priority(options.get("priority", 0))
         ids = {request.options.get("request_id") for request in self.requests} - {None}
         assert options.get("request_id") not in ids, "the server reused a request id"
         stream = FakeStream(self, options.get("request_id"), self.script(prompt_token_ids, params))

@@ -279,6 +279,22 @@ async def test_http_backend_talks_to_the_server(start, engine):
     assert engine.requests[0].params.max_tokens == 5
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+async def test_http_backend_reads_events_of_several_lines(line_end):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        event = json.dumps({"choices": [{"delta": {"content": "Hé"}}]}, indent=1).split("\n")
+        lines = [": hi", "", "event: x", *(f"data: {line}" for line in event), ""]
+        body = line_end.join([*lines, "data:[DONE]", "", ""])
+        writer.write(f"HTTP/1.0 200 OK\r\n\r\n{body}".encode())
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        backend = HttpBackend(f"http://127.0.0.1:{port}", model="m", api_key=None)
+        assert await asyncio.to_thread(lambda: list(backend.chat([], {}))) == ["Hé"]
+
+
 async def test_http_backend_cancels_by_closing(start, engine):
     engine.script = lambda ids, params: [FakeDelta("a"), 3600.0]
     client = await start(engine)

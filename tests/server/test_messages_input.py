@@ -254,6 +254,7 @@ OF_BOTH = [
         "'image'",
     ),
     ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"system": [{"text": "Be brief."}]}, "system[0]: object missing required field type"),
     ({"system": 3}, "system"),
     ({"tools": [{"name": "bash", "type": "bash_20250124"}]}, "bash_20250124"),
     ({"tools": [{"name": "roll"}]}, "tools[0].input_schema"),

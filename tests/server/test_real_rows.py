@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import aiohttp
 import pytest
+
+from engines import make_llm
+from miniinfer import SamplingParams
 
 from .real import real_server, until_idle
 from .sse_client import parse_events
@@ -67,6 +71,21 @@ async def served(tiny_model: Path):
     ):
         yield Served(session, url, llm)
         await until_idle(llm)
+
+
+async def test_v1_a_character_cut_by_the_limit(served):
+    form = {"structured_outputs": {"choice": ["Hi 😀"]}}
+    assert await served.both(max_tokens=8, **form) == ("Hi 😀", "stop")
+    for produced in (4, 5, 6):
+        assert await served.both(max_tokens=produced, **form) == ("Hi \ufffd", "length")
+
+
+async def test_v3_characters_of_several_tokens(served):
+    text = "ďábel 日本 😀👩‍👧"
+    fields = {"prompt": "a", "structured_outputs": {"choice": [text]}}
+    assert await served.both(**fields, max_tokens=100) == (text, "stop")
+    for event in await served.stream(COMPLETIONS, **fields, max_tokens=100):
+        assert "\ufffd" not in event["choices"][0]["text"]
 
 
 async def test_v6_a_stop_string_of_several_tokens(served):
@@ -185,6 +204,39 @@ async def test_v58_the_prompt_of_a_chat_is_what_the_template_says(served):
     answer = await served.ask(CHAT, messages=MESSAGES, max_tokens=1, return_token_ids=True)
     assert answer["prompt_token_ids"] == body["tokens"]
     assert answer["usage"]["prompt_tokens"] == body["count"]
+
+
+async def test_v58_exactly_one_bos_whoever_asks(tiny_model, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
+    template = (
+        "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    config = {"bos_token": "<pad>", "add_bos_token": True, "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<eos>"}))
+    reference = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<pad>", chat_template=template
+    )
+    expected = reference.apply_chat_template(
+        MESSAGES, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert expected.count(reference.bos_token_id) == 1
+    async with (
+        real_server(tmp_path) as (url, llm),
+        aiohttp.ClientSession() as session,
+    ):
+        served = Served(session, url, llm)
+        answer = await served.ask(CHAT, messages=MESSAGES, max_tokens=1, return_token_ids=True)
+        assert answer["prompt_token_ids"] == expected
+        # A prompt that is no chat gets its own.
+        answer = await served.ask(COMPLETIONS, prompt="hi", max_tokens=1, return_token_ids=True)
+        assert answer["choices"][0]["prompt_token_ids"] == [reference.bos_token_id, *expected[2:4]]
+        await until_idle(llm)
+    offline = make_llm(tmp_path)
+    [output] = offline.chat(MESSAGES, SamplingParams(max_tokens=1))
+    assert output.prompt_token_ids == expected
 
 
 @pytest.mark.parametrize(

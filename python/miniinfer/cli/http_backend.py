@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import SplitResult, urlsplit
@@ -96,10 +96,7 @@ def _split(url: str) -> SplitResult:
 
 def _contents(response: http.client.HTTPResponse) -> Generator[str]:
     """Yield the text of each event until `[DONE]`."""
-    for line in response:
-        if not line.startswith(b"data:"):
-            continue
-        data = line[len(b"data:") :].strip()
+    for data in _events(response):
         if data == b"[DONE]":
             return
         event = json.loads(data)
@@ -109,6 +106,18 @@ def _contents(response: http.client.HTTPResponse) -> Generator[str]:
             if content := choice["delta"].get("content"):
                 yield content
     raise RuntimeError("the server closed the stream before its end")
+
+
+def _events(lines: Iterable[bytes]) -> Generator[bytes]:
+    """Yield the data of each event: its `data` lines up to an empty one, as WHATWG has it."""
+    data: list[bytes] = []
+    for line in lines:
+        text = line.rstrip(b"\r\n")
+        if text.startswith(b"data:"):
+            data.append(text[len(b"data:") :].removeprefix(b" "))
+        elif not text and data:
+            yield b"\n".join(data)
+            data = []
 
 
 def _error_message(response: http.client.HTTPResponse) -> str:

@@ -77,6 +77,13 @@ Refused: TypeAlias = Annotated[
     Any, Meta(description="known and not supported", extra_json_schema={"const": None})
 ]
 
+NEUTRAL: tuple[Any, ...] = (None, False, [], "none")
+"""What asks for nothing, whatever the parameter."""
+Unoffered: TypeAlias = Annotated[
+    Any,
+    Meta(description="known and not supported", extra_json_schema={"enum": list(NEUTRAL)}),
+]
+
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": _INT32_MAX}
 _TOKEN_IDS = {"type": "array", "minItems": 1, "items": _TOKEN_ID}
 TokenIds: TypeAlias = Annotated[list[Any], Meta(extra_json_schema={"items": _TOKEN_ID})]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from .errors import ApiError
 from .state import STATE
@@ -40,8 +41,25 @@ async def read_body(request: web.Request, body_type: type[Body]) -> Body:
             headers={"Connection": "close"},
         ) from None
     except (aiohttp.ClientError, web.RequestPayloadError) as error:
-        raise ApiError(400, f"cannot read the body: {error}", code="invalid_body") from error
+        _give_up(request)
+        cause = error.__cause__
+        reason = cause.message if isinstance(cause, HttpProcessingError) else error
+        raise ApiError(
+            400,
+            f"cannot read the body: {reason}",
+            code="invalid_body",
+            headers={"Connection": "close"},
+        ) from error
     return decode_body(raw, body_type)
+
+
+def _give_up(request: web.Request) -> None:
+    """Keep aiohttp from reading the rest of a broken body, and from expecting a request behind it.
+
+    It would wait for the body's end after the answer, and fail with the same error.
+    """
+    request.content.feed_eof()
+    request.protocol.close()
 
 
 def decode_body(raw: bytes, body_type: type[Body]) -> Body:

@@ -11,6 +11,7 @@ from .messages_protocol import (
     InputMessage,
     SystemMessage,
     TextInput,
+    TextOnly,
     ThinkingInput,
     ToolResultInput,
     ToolUseInput,
@@ -104,5 +105,5 @@ class _Chat:
         )
 
 
-def _texts(content: str | list[TextInput]) -> list[str]:
+def _texts(content: str | list[TextOnly]) -> list[str]:
     return [content] if isinstance(content, str) else [block.text for block in content]

@@ -5,7 +5,7 @@ Names follow Anthropic's API reference.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +42,14 @@ class TextInput(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
+class TextOnly(msgspec.Struct):
+    """Text, where nothing else may stand."""
+
+    # A tag would not do: msgspec lets it be missing where it tells nothing apart.
+    type: Literal["text"]
+    text: str
+
+
 class ThinkingInput(msgspec.Struct, tag_field="type", tag="thinking"):
     """What an earlier answer thought; its signature is not looked at."""
 
@@ -64,7 +72,7 @@ class ToolResultInput(msgspec.Struct, tag_field="type", tag="tool_result", kw_on
     """What the use of a tool has come to."""
 
     tool_use_id: str
-    content: str | list[TextInput] | None = None
+    content: str | list[TextOnly] | None = None
 
 
 class UserMessage(msgspec.Struct, tag_field="role", tag="user"):
@@ -85,7 +93,7 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant"):
 class SystemMessage(msgspec.Struct, tag_field="role", tag="system"):
     """Instructions in the course of a conversation."""
 
-    content: NonEmpty | Annotated[list[TextInput], Meta(extra_json_schema={"minItems": 1})]
+    content: NonEmpty | Annotated[list[TextOnly], Meta(extra_json_schema={"minItems": 1})]
 
 
 InputMessage: TypeAlias = UserMessage | AssistantMessage | SystemMessage
@@ -141,7 +149,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
     messages: Annotated[list[InputMessage], Meta(extra_json_schema={"minItems": 1})]
     model: str | None = None
-    system: str | list[TextInput] | None = None
+    system: str | list[TextOnly] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -26,7 +26,6 @@ from .field_types import (
     Penalty,
     Priority,
     Prompts,
-    Refused,
     RepetitionPenalty,
     Role,
     Seed,
@@ -41,6 +40,7 @@ from .field_types import (
     ToolParameters,
     TopK,
     TopP,
+    Unoffered,
 )
 
 
@@ -116,10 +116,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     # Refused when set to anything but their neutral value: ignoring them would change the answer.
     use_beam_search: bool | None = None
-    guided_json: Refused = None
-    guided_regex: Refused = None
-    guided_choice: Refused = None
-    guided_grammar: Refused = None
+    guided_json: Unoffered = None
+    guided_regex: Unoffered = None
+    guided_choice: Unoffered = None
+    guided_grammar: Unoffered = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -190,7 +190,10 @@ class NamedToolChoice(msgspec.Struct, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
+    messages: Annotated[
+        list[ChatMessage],
+        Meta(examples=[[{"role": "user", "content": "Hello"}]], extra_json_schema={"minItems": 1}),
+    ]
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
@@ -208,12 +211,12 @@ class ChatRequest(GenerationRequest, kw_only=True):
     store: bool | None = None
     service_tier: str | None = None
     # Refused when set, like the last ones of `GenerationRequest`.
-    functions: Refused = None
-    function_call: Refused = None
-    prediction: Refused = None
+    functions: Unoffered = None
+    function_call: Unoffered = None
+    prediction: Unoffered = None
     modalities: list[Modality] | None = None
-    audio: Refused = None
-    web_search_options: Refused = None
+    audio: Unoffered = None
+    web_search_options: Unoffered = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

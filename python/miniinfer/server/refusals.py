@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .errors import ApiError, invalid
+from .field_types import NEUTRAL
 from .protocol import ChatRequest, GenerationRequest
 
 _REFUSED = {
@@ -47,5 +48,7 @@ def unsupported(param: str, instead: str) -> ApiError:
 
 def _refuse(body: GenerationRequest, refused: dict[str, str]) -> None:
     for name, instead in refused.items():
-        if getattr(body, name) not in (None, False, [], "none"):
+        value = getattr(body, name)
+        # Equal alone is too little: 0 equals False.
+        if not any(type(value) is type(each) and value == each for each in NEUTRAL):
             raise unsupported(name, instead)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from .engine_api import Delta
 from .errors import ApiError, internal
@@ -82,6 +82,10 @@ class EventStream:
         self._request = request
         self._filler = keep_alive
         self.response = web.StreamResponse(headers=_HEADERS)
+        if request.version < HttpVersion11:
+            # Without chunks the end of the connection is the end of the body, even for a client
+            # that asks to keep it.
+            self.response.force_close()
         self._interval = keep_alive_interval
         self._stalled_client_timeout = stalled_client_timeout
         self._starting = asyncio.Lock()
