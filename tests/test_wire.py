@@ -71,7 +71,16 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 @pytest.fixture
 def link(context: zmq.Context[Any], tmp_path: Path) -> Iterator[EngineLink]:
-    link = EngineLink(context, tmp_path, 0, 0, lambda: tokenizer_json(50), owned=False)
+    link = EngineLink(
+        context,
+        tmp_path,
+        0,
+        0,
+        lambda: tokenizer_json(50),
+        owned=False,
+        max_backlog=1024,
+        stall_limit=60.0,
+    )
     yield link
     link.close()
 
