@@ -311,7 +311,8 @@ class TestDeath:
         assert pid is not None
         folder = llm._own_folder
         assert folder is not None
-        waiting, unread = (llm.submit([1, i], delta(None)) for i in range(2))
+        # So many that the last of them are far from their ends.
+        *_others, waiting, unread = [llm.submit([1, i], delta(None)) for i in range(100)]
         reader = asyncio.create_task(collect(waiting))
         await until(lambda: llm.stats()["generation_tokens"] > 5)
         async with asyncio.timeout(PATIENCE):
