@@ -13,6 +13,7 @@ with a longer one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -152,17 +153,34 @@ def _apply_edits(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
     return originals
 
 
+_PENALTIES = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(0),
+    np.float32(-np.inf),
+)
+"""For each byte of a mask, what its eight tokens' logits get: 0, or -inf for a bit not set."""
+
+
+def _penalties(bits: Tensor) -> Tensor:
+    """What masks, int32 [R, W], add to logits: float32 [R, 32 W], 0 or -inf."""
+    if bits.device.type == "cpu" and sys.byteorder == "little":
+        # A seventh of the time that shifts and a choice take.
+        return torch.from_numpy(
+            np.take(_PENALTIES, bits.numpy().view(np.uint8), axis=0).reshape(len(bits), -1)
+        )
+    bit = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = (bits.unsqueeze(2) >> bit).bitwise_and_(1).bool().flatten(1)
+    return torch.where(allowed, 0.0, -torch.inf)
+
+
 def _masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
     """`logits`, float32 [N, V], with -inf for what is not allowed: a copy if there are masks."""
     if masks is None:
         return logits
-    bit = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = (masks.bits.unsqueeze(2) >> bit).bitwise_and_(1).bool().flatten(1)
-    allowed = allowed[:, : logits.shape[1]]
+    penalties = _penalties(masks.bits)[:, : logits.shape[1]]
     if len(masks.rows) == len(logits):
-        return torch.where(allowed, logits, -torch.inf)
-    rows = masks.rows.long()
-    return logits.index_copy(0, rows, torch.where(allowed, logits[rows], -torch.inf))
+        return logits + penalties
+    return logits.index_add(0, masks.rows.long(), penalties)
 
 
 @dataclass(slots=True)
