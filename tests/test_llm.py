@@ -533,6 +533,8 @@ class TestStream:
             stream = llm.stream("a", greedy(100))
             next(stream)
         assert list(stream) == []
+        with pytest.raises(EngineDeadError, match="the engine has stopped: it was closed"):
+            llm.generate("a", greedy(2))
 
 
 class TestChat:

@@ -45,9 +45,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End every request that is still open."""
+        """End every request that is still open, and take no more."""
         for request_id in list(self._mail):
             self._drop(request_id)
+        self.llm_engine.engine.core.fail("it was closed")
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
