@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import miniinfer
 from engines import SIZES, greedy, make_llm
 from miniinfer import EngineArgs, EngineDeadError, ParameterError, RequestOutputKind, SamplingParams
-from miniinfer.remote_llm import RemoteLLM, add_up
+from miniinfer.remote_llm import RemoteLLM, _stats_of, add_up
 
 PATIENCE = 60.0
 """Seconds after which a wait is a hang, on however slow a machine."""
@@ -230,6 +231,14 @@ class TestGenerate:
         # Our own thread went to sleep once, and read these files.
         assert engine == 0
         assert ours < 4
+
+
+def test_an_engine_that_is_gone_holds_nothing_any_more() -> None:
+    said = {"num_requests_running": 3, "kv_blocks_used": 5, "num_requests": 7, "num_steps": 9}
+    link: Any = SimpleNamespace(frontend=SimpleNamespace(stats=said.copy), is_ready=True)
+    assert _stats_of(link) == said
+    link.is_ready = False
+    assert _stats_of(link) == {**said, "num_requests_running": 0, "kv_blocks_used": 0}
 
 
 class TestDeath:

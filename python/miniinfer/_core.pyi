@@ -5,6 +5,7 @@ from typing import Any, TypeAlias, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import disjoint_base
 
 from .parsing import Part
 
@@ -165,6 +166,7 @@ class Submission:
     def hold(self) -> None: ...
     def resume(self) -> None: ...
 
+@disjoint_base
 class Driver:
     """The side of an engine that steps it. One thread drives `plan` and `commit`."""
 

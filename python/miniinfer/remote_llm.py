@@ -372,7 +372,7 @@ class RemoteLLM(StreamingLLM):
         """Counters and gauges of the engines together, by name: as of some 100 ms ago, or exact
         if they are idle.
         """
-        found = [link.frontend.stats() for link in self._links if link.frontend is not None]
+        found = [_stats_of(link) for link in self._links if link.frontend is not None]
         total = add_up(found)
         sizes = [link.hello.limits for link in self._links if link.hello is not None]
         total["kv_cache_tokens"] = sum(size["num_blocks"] * size["block_size"] for size in sizes)
@@ -410,6 +410,16 @@ class RemoteLLM(StreamingLLM):
             self._child.close(_PATIENCE_SECONDS)
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
+
+
+def _stats_of(link: EngineLink) -> dict[str, Any]:
+    """What an engine said last; one that is gone has no requests and no blocks any more."""
+    assert link.frontend is not None
+    stats = link.frontend.stats()
+    if not link.is_ready:
+        held = (name for name in stats if name.startswith(("num_requests_", "kv_blocks_")))
+        stats |= dict.fromkeys(held, 0)
+    return stats
 
 
 def add_up(stats: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,17 @@ async def test_v22_v23_finish_reasons(client, engine, choice, deltas, finish, ex
     named = {"type": "function", "function": {"name": "roll"}}
     choices = await both(client, tool_choice=named if choice == "named" else choice)
     assert choices[0]["finish_reason"] == expected.get(choice, "stop")
+
+
+async def test_a_call_that_a_stop_string_may_have_cut_is_no_reason_to_call(client, engine):
+    def script(ids, params):
+        *deltas, last = spoken(params, [CALL, [("arguments", 0, "{")]], finish_reason="stop")
+        return [*deltas, replace(last, stop_reason="sides")]
+
+    engine.script = script
+    choices = await both(client, tool_choice="required", stop="sides")
+    assert choices[0]["finish_reason"] == "stop"
+    assert choices[0]["tool_calls"][0]["function"]["arguments"] == "{"
 
 
 async def test_v15_only_the_first_delta_of_a_call_names_it(client, engine):

@@ -103,6 +103,7 @@ def test_version(capsys):
         ["serve", "--default-chat-template-kwargs", "[1]"],
         ["serve", "--default-chat-template-kwargs", "{"],
         ["serve", "--chat-template", "/no/such/file"],
+        ["serve", "--chat-template", "{{"],
         ["generate"],
         ["generate", "-p", "x", "--max-tokens", "0"],
     ],
@@ -196,7 +197,7 @@ def test_template_text(tmp_path):
     path = tmp_path / "chat.jinja"
     path.write_text("{{ messages }}é", encoding="utf-8")
     assert template_text(str(path)) == "{{ messages }}é"
-    assert template_text("{% if x %}") == "{% if x %}"
+    assert template_text("{% if x %}{% endif %}") == "{% if x %}{% endif %}"
 
 
 class ScriptedBackend:

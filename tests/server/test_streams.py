@@ -57,6 +57,19 @@ async def test_v40_the_connection_ends_with_the_stream_that_failed(client, engin
         assert (await response.json())["error"]["param"] == "n"
 
 
+async def test_a_form_that_cannot_be_followed_is_the_requests_fault(client, engine):
+    error = "the grammar cannot be followed: lexer error: too many expressions"
+    failure = FakeDelta("", finish_reason="error", error=error)
+    engine.script = failing(failure)
+    async with client.post(CHAT, json=BODY) as response:
+        assert response.status == 400
+        body = await response.json()
+    assert body["error"]["param"] == "structured_outputs"
+    async with client.post(CHAT, json=STREAM) as response:
+        events = await read_events(response)
+    assert events[-1] == body
+
+
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_error_before_the_first_token_is_an_http_error(client, engine, failure, stream):

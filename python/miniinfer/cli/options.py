@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from miniinfer.chat_template import ChatTemplate, ChatTemplateError
+
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
 
@@ -66,13 +68,20 @@ def json_object(text: str) -> dict[str, Any]:
 
 def template_text(value: str) -> str:
     """Return a chat template given as a file's path or as its own text."""
-    if "{{" in value or "{%" in value:
-        return value
+    text = value if "{{" in value or "{%" in value else _template_file(value)
     try:
-        return Path(value).read_text(encoding="utf-8")
+        ChatTemplate.of(text)
+    except ChatTemplateError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _template_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise argparse.ArgumentTypeError(f"cannot read the template {value!r}: {reason}") from None
+        raise argparse.ArgumentTypeError(f"cannot read the template {path!r}: {reason}") from None
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -51,9 +51,11 @@ class ChoiceParts:
         """Return why the choice ended, in OpenAI's terms; None while it runs.
 
         `tool_calls` needs a call, and one that the model chose to make: a function that the
-        request named ends with `stop`, as OpenAI's does. A cut answer is `length` in any case.
+        request named ends with `stop`, as OpenAI's does. A cut answer is `length` in any case, and
+        one that a stop string ended is `stop`: it may have cut a call.
         """
         reason = delta.finish_reason
-        if reason == "stop" and self.num_calls and not self._rules.named_call:
+        stopped = isinstance(delta.stop_reason, str)
+        if reason == "stop" and self.num_calls and not self._rules.named_call and not stopped:
             return "tool_calls"
         return reason

@@ -127,9 +127,18 @@ def internal(message: str = "internal server error") -> ApiError:
     return ApiError(500, message, type="server_error", code="internal_error")
 
 
+_BAD_FORM = "the grammar cannot be followed"
+"""How the core's message begins; see `rust/core/src/grammar/limits.rs`."""
+
+
 def engine_failure(engine: Engine, message: str | None) -> ApiError:
-    """Return the error of a request that the engine failed: 503 if the engine itself is dead."""
+    """Return the error of a request that the engine failed: 503 if the engine itself is dead.
+
+    A form of answers that shows only while it is followed that it cannot be is the request's fault.
+    """
     if engine.is_healthy:
+        if message is not None and message.startswith(_BAD_FORM):
+            return invalid("structured_outputs", message)
         return internal(message or "the engine failed this request")
     return unavailable(engine.error or message or "the engine is dead", "engine_dead", retry=False)
 
