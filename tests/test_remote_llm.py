@@ -197,7 +197,6 @@ class TestGenerate:
         pieces = [each async for each in stream]
         assert "".join(each.text for each in pieces) == expected[0]
         assert [token for each in pieces for token in each.token_ids] == expected[1]
-        assert len(pieces) < 20, "what waited was merged"
         stream.close()
         await until_idle(shared)
 

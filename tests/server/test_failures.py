@@ -293,7 +293,7 @@ async def test_a_second_signal_under_load_ends_at_once():
 
 
 async def test_a_server_whose_engine_died_says_so_as_it_ends(tiny_model):
-    async with served_process(tiny_model, "--step-timeout", "0.001", "--log-format", "json") as (
+    async with served_process(tiny_model, "--step-timeout", "0.00001", "--log-format", "json") as (
         process,
         session,
     ):
