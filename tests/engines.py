@@ -33,3 +33,23 @@ def check_idle(core: Any) -> None:
     assert set(live.values()) == {0}, live
     assert stats["kv_blocks_used"] == 0
     assert not core.has_requests()
+
+
+async def whole(llm: Any, prompt: Any, params: SamplingParams, **options: Any) -> Any:
+    """The last output."""
+    last = None
+    async for output in llm.generate(prompt, params, **options):
+        last = output
+    assert last is not None
+    return last
+
+
+async def collect(stream: Any) -> tuple[str, list[int], str | None]:
+    """Text, ids and end of a stream of one choice."""
+    text, ids, end = "", [], None
+    async for each in stream:
+        assert end is None, "nothing comes after the end"
+        text += each.text
+        ids += each.token_ids
+        end = each.finish_reason
+    return text, ids, end

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import miniinfer
-from engines import SIZES, check_idle, greedy
+from engines import SIZES, check_idle, collect, greedy, whole
 from miniinfer import (
     AsyncLLM,
     EngineArgs,
@@ -64,26 +64,6 @@ async def make(tiny_model: Path) -> AsyncIterator[Make]:
     yield make_one
     for llm in made:
         await llm.close()
-
-
-async def whole(llm: AsyncLLM, prompt: Any, params: SamplingParams, **options: Any) -> Any:
-    """The last output."""
-    last = None
-    async for output in llm.generate(prompt, params, **options):
-        last = output
-    assert last is not None
-    return last
-
-
-async def collect(stream: Any) -> tuple[str, list[int], str | None]:
-    """Text, ids and end of a stream of one choice."""
-    text, ids, end = "", [], None
-    async for each in stream:
-        assert end is None, "nothing comes after the end"
-        text += each.text
-        ids += each.token_ids
-        end = each.finish_reason
-    return text, ids, end
 
 
 class TestGenerate:

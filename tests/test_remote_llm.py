@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import miniinfer
-from engines import SIZES, greedy, make_llm
+from engines import SIZES, collect, greedy, make_llm, whole
 from miniinfer import EngineArgs, EngineDeadError, ParameterError, RequestOutputKind, SamplingParams
 from miniinfer.remote_llm import RemoteLLM, _stats_of, add_up
 
@@ -87,25 +87,6 @@ async def until_idle(llm: RemoteLLM) -> None:
     assert not llm._ids
     assert not llm._loads
     assert all(link.outstanding == 0 for link in llm._links)
-
-
-async def whole(llm: RemoteLLM, prompt: Any, params: SamplingParams, **options: Any) -> Any:
-    last = None
-    async for output in llm.generate(prompt, params, **options):
-        last = output
-    assert last is not None
-    return last
-
-
-async def collect(stream: Any) -> tuple[str, list[int], str | None]:
-    """Text, ids and end of a stream of one choice."""
-    text, ids, end = "", [], None
-    async for each in stream:
-        assert end is None, "nothing comes after the end"
-        text += each.text
-        ids += each.token_ids
-        end = each.finish_reason
-    return text, ids, end
 
 
 def is_running(pid: int) -> bool:
