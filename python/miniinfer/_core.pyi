@@ -63,6 +63,7 @@ class _ParserParams(TypedDict, total=False):
     reasoning_parser: str | None
     tool_parser: str | None
     in_reasoning: bool | None
+    calls_only: bool
     tool_types: Mapping[str, Mapping[str, str]]
 
 class _SubmitParams(_ParserParams, total=False):
@@ -300,6 +301,7 @@ def parse(
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
     in_reasoning: bool | None = None,
+    calls_only: bool = False,
     tool_types: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Part]:
     """The parts of a whole answer. Raises `RequestError` for an unknown name."""

@@ -59,6 +59,12 @@ class ParserSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     None: as is usual for the format, which is yes for `deepseek_r1` alone.
     """
+    calls_only: bool = False
+    """Beside its reasoning the answer is calls, as where a grammar makes the model call.
+
+    Of one that is cut, a call whose name is known comes as far as it has come, and nothing as
+    content.
+    """
     tool_types: Mapping[str, Mapping[str, str]] = {}
     """Function to parameter to type, for `qwen3_coder`, which writes values without quotes.
 
@@ -71,6 +77,7 @@ class ParserSpec(msgspec.Struct, frozen=True, kw_only=True):
             "reasoning_parser": self.reasoning,
             "tool_parser": self.tools,
             "in_reasoning": self.in_reasoning,
+            "calls_only": self.calls_only,
             "tool_types": self.tool_types,
         }
 

@@ -5,6 +5,8 @@
 mod bugs;
 #[path = "parse/cases.rs"]
 mod cases;
+#[path = "parse/cut.rs"]
+mod cut;
 #[path = "parse/hostile.rs"]
 mod hostile;
 #[path = "parse/splits.rs"]

@@ -124,6 +124,21 @@ async def test_a_call_that_is_cut(served):
     assert [call["name"] for call in calls] == ["roll"]
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+async def test_a_demanded_call_that_is_cut_is_no_content(served_with, choice):
+    fields = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    lengths = []
+    for max_tokens in (1, 5, 12, 20, 26, 30, 37, 45, 60, 75):
+        content, calls, reason = await served_with.both(**fields, max_tokens=max_tokens)
+        if reason != "length":
+            break
+        assert content in ("", None)
+        assert len(calls) <= 1
+        lengths.append(sum(len(call["arguments"]) for call in calls))
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 0
+
+
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 async def test_a_model_that_is_free_to_call_may_talk(served, choice):
     content, calls, _ = await served.both(tools=TOOLS, tool_choice=choice, max_tokens=20)

@@ -26,6 +26,7 @@ def parser_of(
         reasoning=parsers.reasoning,
         tools=plan.parser,
         in_reasoning=in_reasoning,
+        calls_only=plan.grammar is not None,
         tool_types=tool_types(plan.definitions),
     )
 

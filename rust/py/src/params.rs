@@ -80,6 +80,8 @@ pub struct SubmitParams {
     #[pyo3(default)]
     in_reasoning: Option<bool>,
     #[pyo3(default)]
+    calls_only: bool,
+    #[pyo3(default)]
     tool_types: TypeNames,
 }
 
@@ -90,6 +92,7 @@ impl SubmitParams {
             self.reasoning_parser.as_deref(),
             self.tool_parser.as_deref(),
             self.in_reasoning,
+            self.calls_only,
             self.tool_types,
         )?;
         let sampling = SamplingSpec {

@@ -20,6 +20,7 @@ pub fn parse_spec(
     reasoning: Option<&str>,
     tools: Option<&str>,
     in_reasoning: Option<bool>,
+    calls_only: bool,
     tool_types: TypeNames,
 ) -> Result<Option<ParseSpec>, SubmitError> {
     let reasoning = reasoning
@@ -49,6 +50,7 @@ pub fn parse_spec(
         reasoning,
         tools,
         in_reasoning,
+        calls_only,
         tool_types: Arc::new(types),
     }))
 }
@@ -64,7 +66,7 @@ fn unknown<T>(name: &'static str, known: &[(&'static str, T)], value: &str) -> S
 
 /// The parts of a whole text.
 #[pyfunction]
-#[pyo3(signature = (text, *, reasoning_parser=None, tool_parser=None, in_reasoning=None, tool_types=None))]
+#[pyo3(signature = (text, *, reasoning_parser=None, tool_parser=None, in_reasoning=None, calls_only=false, tool_types=None))]
 #[expect(
     clippy::needless_pass_by_value,
     reason = "arguments from Python are owned"
@@ -75,12 +77,14 @@ pub fn parse(
     reasoning_parser: Option<String>,
     tool_parser: Option<String>,
     in_reasoning: Option<bool>,
+    calls_only: bool,
     tool_types: Option<TypeNames>,
 ) -> PyResult<Vec<Py<PyTuple>>> {
     let spec = parse_spec(
         reasoning_parser.as_deref(),
         tool_parser.as_deref(),
         in_reasoning,
+        calls_only,
         tool_types.unwrap_or_default(),
     );
     let spec = spec.map_err(|error| error::submit(py, &error))?;

@@ -115,8 +115,8 @@ fn specs() -> Vec<ParseSpec> {
             specs.push(ParseSpec {
                 reasoning,
                 tools,
-                in_reasoning: None,
                 tool_types: types.clone(),
+                ..ParseSpec::default()
             });
         }
     }

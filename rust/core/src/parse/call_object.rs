@@ -146,6 +146,9 @@ impl CallObject {
 
     /// The answer ends inside of the object: what came stays.
     pub(super) fn finish(&mut self, out: &mut Writer) {
+        if out.calls_only && !matches!(self.at, At::Name(_)) {
+            self.announce(out);
+        }
         if !self.announced {
             out.restore(&std::mem::take(&mut self.raw));
             return;

@@ -23,7 +23,10 @@ const END_TAGS: &[&str] = &[END, CALL, RETURN, START, CHANNEL];
 /// Longest header, in bytes.
 const HEADER_LIMIT: usize = 1024;
 
-/// What comes before a function's name in a recipient.
+/// What comes before a recipient.
+const RECIPIENT: &str = "to=";
+
+/// What comes before a function's name in one.
 const FUNCTIONS: &str = "functions.";
 
 /// The format of gpt-oss, called Harmony.
@@ -91,8 +94,15 @@ impl Header {
             .role
             .split_whitespace()
             .chain(self.channel().split_whitespace());
-        let name = words.find_map(|word| word.strip_prefix("to=")?.strip_prefix(FUNCTIONS));
+        let name = words.find_map(|word| word.strip_prefix(RECIPIENT)?.strip_prefix(FUNCTIONS));
         name.filter(|name| !name.is_empty())
+    }
+
+    /// The function, once all of its name has come.
+    fn known_function(&self) -> Option<&str> {
+        let last = self.channel.as_ref().unwrap_or(&self.role);
+        let word = last.rsplit(is_blank).next().unwrap_or_default();
+        self.function().filter(|_| !word.starts_with(RECIPIENT))
     }
 
     fn is_analysis(&self) -> bool {
@@ -239,6 +249,12 @@ fn pass(state: &mut State, content: &mut dyn Machine, text: &str, out: &mut Writ
             }
         }
         State::Reasoning => out.reasoning(text),
+        State::Content => {
+            // Reasoning that is not told apart may stand before a call, whatever else may not.
+            let calls_only = std::mem::take(&mut out.calls_only);
+            content.push(text, out);
+            out.calls_only = calls_only;
+        }
         _ => content.push(text, out),
     }
 }
@@ -271,6 +287,10 @@ impl Machine for Channels {
         if let State::Arguments(_) | State::Reasoning | State::Content | State::Between = self.state
         {
             self.settle(out);
+        }
+        if let State::Header(header) = &self.state {
+            let function = header.known_function().filter(|_| self.find_calls);
+            out.cut(function, "");
         }
         self.content.finish(out);
     }

@@ -279,7 +279,10 @@ impl Machine for DeepSeekV3 {
                 let raw = std::mem::take(raw) + &expected.take();
                 out.restore(&raw);
             }
-            State::Head(head) => out.restore(&std::mem::take(&mut head.raw)),
+            State::Head(head) => {
+                let named = matches!(head.at, At::Fence);
+                out.cut(named.then_some(head.line.trim()), &head.raw);
+            }
             State::Prose | State::Arguments(_) => self.settle(out),
             State::Between(..) | State::Close(_) => {}
         }

@@ -263,9 +263,13 @@ impl Machine for Mistral {
         match &mut self.state {
             State::Open(raw) => out.restore(&std::mem::take(raw)),
             State::Object { object, .. } => object.finish(out),
-            State::Head(_) => {
-                self.give_back(out);
-                self.settle(out);
+            State::Head(head) => {
+                let mut raw = std::mem::take(&mut head.raw);
+                if let At::Tag(expected) = &mut head.at {
+                    raw += &expected.take();
+                }
+                let named = !matches!(head.at, At::Name);
+                out.cut(named.then_some(&head.name), &raw);
             }
             State::Prose | State::Comma | State::Arguments(_) => self.settle(out),
         }

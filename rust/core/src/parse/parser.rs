@@ -63,7 +63,7 @@ impl Parser {
         };
         Self {
             machine,
-            writer: Writer::new(),
+            writer: Writer::new(spec.calls_only),
         }
     }
 

@@ -251,7 +251,10 @@ impl Machine for Pythonic {
     fn finish(&mut self, out: &mut Writer) {
         match &mut self.state {
             State::Prose => self.settle(out),
-            State::Head(head) => out.restore(&std::mem::take(&mut head.raw)),
+            State::Head(head) => {
+                let named = head.at == At::Keyword;
+                out.cut(named.then_some(&head.name), &head.raw);
+            }
             State::Arguments(arguments) => arguments.finish(out),
             State::Comma | State::Close(_) => {}
         }

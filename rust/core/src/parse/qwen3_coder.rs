@@ -246,7 +246,10 @@ impl Machine for Qwen3Coder {
             State::Function(_, raw) => out.restore(&std::mem::take(raw)),
             State::Prose => self.settle(out),
             State::Value(..) => {
-                self.settle(out);
+                // The beginning of a tag is one of a value only if the value may be anything.
+                if !out.calls_only {
+                    self.settle(out);
+                }
                 if let State::Value(value, _) = &mut self.state {
                     value.finish(out);
                 }

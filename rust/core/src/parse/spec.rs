@@ -44,6 +44,9 @@ pub struct ParseSpec {
     /// Whether the answer begins inside of reasoning, as when the prompt has opened it. `None`: as
     /// is usual for the format, which is yes for [`ReasoningFormat::DeepSeekR1`] alone.
     pub in_reasoning: Option<bool>,
+    /// Beside its reasoning the answer is tool calls, as where a grammar makes the model call: what is
+    /// none, such as a call that the end cuts before its name is known, is left out.
+    pub calls_only: bool,
     /// Types of the tools' parameters, for formats that write values without quotes.
     pub tool_types: Arc<ToolTypes>,
 }

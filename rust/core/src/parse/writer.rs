@@ -35,6 +35,8 @@ enum Kind {
 pub(super) struct Writer {
     pub(super) parts: Vec<Part>,
     pub(super) hidden: bool,
+    /// There is no content but calls; see [`super::ParseSpec::calls_only`].
+    pub(super) calls_only: bool,
     calls: u32,
     /// The call has arguments so far.
     argued: bool,
@@ -48,10 +50,11 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(calls_only: bool) -> Self {
         Self {
             parts: Vec::new(),
             hidden: false,
+            calls_only,
             calls: 0,
             argued: false,
             kind: Kind::Content,
@@ -77,7 +80,9 @@ impl Writer {
 
     /// Text of the answer itself.
     pub(super) fn content(&mut self, text: &str) {
-        self.text(Kind::Content, text);
+        if !self.calls_only {
+            self.text(Kind::Content, text);
+        }
     }
 
     /// Text of the reasoning.
@@ -105,6 +110,15 @@ impl Writer {
         self.parts.push(Part::ToolCall { index, name });
         self.calls += 1;
         self.argued = false;
+    }
+
+    /// The answer ends before it is certain that this is a call: it is one if nothing else can be and
+    /// its name is known, and otherwise the text that was held back.
+    pub(super) fn cut(&mut self, name: Option<&str>, raw: &str) {
+        match name {
+            Some(name) if self.calls_only => self.call(name.to_owned()),
+            _ => self.restore(raw),
+        }
     }
 
     /// More arguments of the call that began last.
