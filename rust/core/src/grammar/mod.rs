@@ -17,6 +17,7 @@ mod error;
 #[cfg(test)]
 mod hostile_tests;
 mod limits;
+mod numbers;
 mod spec;
 #[cfg(test)]
 mod testing;

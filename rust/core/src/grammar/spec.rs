@@ -4,6 +4,7 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Map, Value, json};
 
 use super::error::GrammarError;
+use super::numbers;
 
 /// Longest text of a grammar, in bytes.
 const MAX_BYTES: usize = 256 * 1024;
@@ -95,6 +96,8 @@ impl GrammarSpec {
             GrammarSource::JsonSchema(text) => {
                 let schema = serde_json::from_str(text)
                     .map_err(|error| GrammarError::refused(kind, &format!("no JSON: {error}")))?;
+                numbers::check_schema(&schema)
+                    .map_err(|message| GrammarError::refused(kind, &message))?;
                 match schema {
                     Value::Object(_) => Ok(self.json(schema)),
                     Value::Bool(true) => Ok(self.json(json!({}))),
@@ -112,6 +115,8 @@ impl GrammarSpec {
                     let message = "it must be in Lark's syntax, `rule: ...`, not `rule ::= ...`";
                     return Err(GrammarError::refused(kind, message));
                 }
+                numbers::check_lark(text)
+                    .map_err(|message| GrammarError::refused(kind, &message))?;
                 Ok(TopLevelGrammar::from_lark(text.clone()))
             }
         }
