@@ -253,11 +253,14 @@ fn a_complete_grammar_ends_the_answer_whatever_else_is_asked() {
 
 #[test]
 fn min_tokens_puts_off_the_end_where_the_grammar_can_go_on() {
-    let mut request = ask(0, Some(compile(GrammarSource::Regex("a*".into()))));
-    request.sampling.min_tokens = 40;
-    let got = World::alone(request);
-    assert!(got.text().len() >= 40);
-    assert_eq!(got.end, Some(EndReason::Eos(END)));
+    for ignore_eos in [false, true] {
+        let mut request = ask(0, Some(compile(GrammarSource::Regex("a*".into()))));
+        request.sampling.min_tokens = 40;
+        request.sampling.ignore_eos = ignore_eos;
+        let got = World::alone(request);
+        assert!(got.text().len() >= 40, "{ignore_eos}: {}", got.text());
+        assert_eq!(got.end, Some(EndReason::Eos(END)));
+    }
 }
 
 #[test]

@@ -87,7 +87,9 @@ impl LogitEdits {
         }
         if params.min_tokens > 0 {
             let own = params.stop_token_ids.iter();
-            for &token in own.chain(eos.iter().filter(|_| !params.ignore_eos)) {
+            // A grammar ends with one even where they mean nothing else.
+            let eos_ends = !params.ignore_eos || limits.grammar.is_some();
+            for &token in own.chain(eos.iter().filter(|_| eos_ends)) {
                 edits.entry(token).ends = true;
             }
         }
