@@ -190,17 +190,38 @@ async def test_model_defaults_apply_where_the_request_is_silent(client, engine):
     assert (params.temperature, params.top_k) == (0.3, 5)
 
 
-@pytest.mark.parametrize(("keep", "length"), [(5, 5), (-1, 64), (None, 0)])
-async def test_long_prompts_can_be_cut_at_their_start(client, engine, keep, length):
-    body = {"messages": [{"role": "user", "content": "x" * 100}], "truncate_prompt_tokens": keep}
-    if keep != 5:
-        # Nothing is left for the answer.
-        await refused(client, body, "messages", code="context_length_exceeded")
-        return
+@pytest.mark.parametrize(
+    ("keep", "limits", "length"),
+    [
+        (5, {}, 5),
+        (5, {"max_tokens": 59}, 5),
+        (-1, {}, 63),
+        (-1, {"max_tokens": 4}, 60),
+        (-1, {"max_tokens": 4, "max_completion_tokens": 63}, 1),
+    ],
+)
+async def test_long_prompts_can_be_cut_at_their_start(client, engine, keep, limits, length):
+    message = {"role": "user", "content": "x" * 100}
+    body = {"messages": [message], "truncate_prompt_tokens": keep, **limits}
     async with client.post(URL, json=body) as response:
         assert response.status == 200
         assert (await response.json())["usage"]["prompt_tokens"] == length
-    assert engine.requests[0].token_ids == [*b"xx", 0, 0, 0]
+    assert engine.requests[0].token_ids == [*b"x" * 100, 0, 0, 0][-length:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncate_prompt_tokens": None}, "messages"),
+        ({"truncate_prompt_tokens": 64}, "messages"),
+        ({"truncate_prompt_tokens": 60, "max_tokens": 5}, "max_tokens"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 64}, "max_tokens"),
+    ],
+)
+async def test_a_prompt_that_leaves_no_room_is_refused(client, engine, fields, param):
+    body = {"messages": [{"role": "user", "content": "x" * 100}], **fields}
+    await refused(client, body, param, code="context_length_exceeded")
+    assert not engine.requests
 
 
 @pytest.mark.parametrize("url", [URL, "/v1/completions", "/generate"])

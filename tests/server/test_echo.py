@@ -151,9 +151,14 @@ async def test_a_prompt_cut_at_its_start(client, scored):
     )
     assert choice["text"] == "efHello"
     assert choice["prompt_token_ids"] == list(b"ef")
-    assert (await complete(client, prompt="x" * 100, truncate_prompt_tokens=60))["usage"][
-        "prompt_tokens"
-    ] == 60
+    for fields, length in (
+        ({"truncate_prompt_tokens": 60}, 60),
+        ({"truncate_prompt_tokens": -1}, 48),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 4}, 60),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 0, "echo": True}, 64),
+    ):
+        answer = await complete(client, prompt="x" * 100, **fields)
+        assert answer["usage"]["prompt_tokens"] == length
 
 
 async def test_zero_tokens_need_something_to_show(client, scored):

@@ -43,10 +43,12 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
     plan = plan_tools(body, parsers, engine.tokenizer)
     form = _form(body, plan)
     token_ids = await chat_token_ids(state, engine, body, plan)
-    token_ids = truncated(token_ids, body.truncate_prompt_tokens, engine.max_model_len)
     param, requested = "max_tokens", body.max_tokens
     if body.max_completion_tokens is not None:
         param, requested = "max_completion_tokens", body.max_completion_tokens
+    token_ids = truncated(
+        token_ids, body.truncate_prompt_tokens, engine.max_model_len, room=requested
+    )
     limit = token_limit(len(token_ids), engine.max_model_len, requested=requested, param=param)
     parser = parser_of(parsers, plan, token_ids, engine.tokenizer)
     if form is not None:

@@ -37,10 +37,13 @@ async def prepare_prompts(
         state.executor,
         max_tokens=None if may_cut else engine.max_model_len,
     )
+    room = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     by_limit: dict[int, SamplingParams] = {}
     work = []
     for whole in prompts:
-        token_ids = truncated(whole, body.truncate_prompt_tokens, engine.max_model_len)
+        token_ids = truncated(
+            whole, body.truncate_prompt_tokens, engine.max_model_len, room=room
+        )
         limit = token_limit(
             len(token_ids),
             engine.max_model_len,

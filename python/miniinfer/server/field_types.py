@@ -45,7 +45,7 @@ Priority: TypeAlias = Annotated[
 KeptTokens: TypeAlias = Annotated[
     int,
     Meta(
-        description="-1 keeps as many as the context holds",
+        description="-1 keeps as many as the context holds beside the answer",
         extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1}]},
     ),
 ]

@@ -133,8 +133,13 @@ def token_limit(
     return left if default is None else min(default, left)
 
 
-def truncated(token_ids: list[int], keep: int | None, max_model_len: int) -> list[int]:
-    """Return the last `keep` ids of a prompt, all if None; -1 keeps what the context holds."""
+def truncated(
+    token_ids: list[int], keep: int | None, max_model_len: int, *, room: int | None
+) -> list[int]:
+    """Return the last `keep` ids of a prompt, all if None.
+
+    -1 keeps what the context holds beside an answer of `room` tokens, of one if None.
+    """
     if keep is None:
         return token_ids
     if keep != -1 and not 1 <= keep <= max_model_len:
@@ -143,4 +148,6 @@ def truncated(token_ids: list[int], keep: int | None, max_model_len: int) -> lis
             "truncate_prompt_tokens must be -1 or between 1 and the context length of "
             f"{max_model_len} tokens (--max-model-len), got {keep}",
         )
-    return token_ids[-(max_model_len if keep == -1 else keep) :]
+    if keep == -1:
+        keep = max(1, max_model_len - (1 if room is None else room))
+    return token_ids[-keep:]
