@@ -107,6 +107,14 @@ def tool(**function):
             "structured_outputs",
             "tool_choice",
         ),
+        *(
+            ({"tools": TOOLS, "tool_choice": choice, **form}, next(iter(form)), "'none'")
+            for choice in ("required", NAMED)
+            for form in (
+                {"response_format": {"type": "json_object"}},
+                {"structured_outputs": {"regex": "a"}},
+            )
+        ),
     ],
 )
 async def test_bad_tools(client, engine, fields, param, named):
@@ -207,6 +215,10 @@ async def test_a_form_that_does_not_compile_names_its_parameter(client, engine, 
     engine.compile_error = ParameterError("structured_outputs", "the schema is wrong")
     error = await refused(client, chat(**fields), param)
     assert error["message"] == "the schema is wrong"
+    engine.compile_error = ParameterError("structured_outputs", "structured_outputs.json: no")
+    error = await refused(client, chat(**fields), param)
+    assert error["message"].endswith(": no")
+    assert error["message"].startswith(param)
     assert not engine.requests
 
 

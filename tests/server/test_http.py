@@ -69,6 +69,25 @@ async def test_what_is_no_number_is_named(client, number):
 
 
 @pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud800", rb"\ud800"),
+        (rb"a\uDC00", rb"\uDC00"),
+        (rb"\\\uD83D", rb"\uD83D"),
+        (rb"\ud83d\ude00\ud83d\n", rb"\ud83d"),
+    ],
+)
+async def test_half_of_a_pair_is_named(client, text, half):
+    raw = b'{"structured_outputs": {"choice": ["' + text + b'"]}, ' + RAW[1:]
+    async with client.post(CHAT, data=raw, headers=JSON) as response:
+        error = await error_of(response, 400, "invalid_json")
+    assert f"{half.decode()} at byte {raw.rindex(half)} is half" in error["message"]
+    whole = b'{"user": "\\\\ud800 \\ud83d\\ude00", ' + RAW[1:]
+    async with client.post(CHAT, data=whole, headers=JSON) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
     "content_type", [None, "application/json; charset=utf-8", "text/plain", "nonsense"]
 )
 async def test_v65_any_content_type_is_read_as_json(client, content_type):

@@ -220,11 +220,11 @@ async def test_parallel_tool_use_can_be_disabled(start, engine):
 
 async def test_a_form_of_the_text_is_enforced(start, engine):
     client = await start(engine, **PARSERS)
-    form = {"type": "json_schema", "schema": {"type": "object"}}
-    await template_saw(client, engine, output_config={"format": form})
+    await template_saw(client, engine, output_config={"format": FORM})
     assert engine.requests[0].params.structured_outputs is not None
 
 
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 OF_BOTH = [
     ({"messages": []}, "at least one"),
     ({"messages": "hey"}, "messages"),
@@ -264,6 +264,11 @@ OF_BOTH = [
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "fly"}}, "fly"),
     ({"tool_choice": {"type": "any"}}, "tools"),
     ({"thinking": {"type": "loudly"}}, "loudly"),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": -1}},
+        "thinking.budget_tokens must be at least 1, got -1",
+    ),
+    ({"thinking": {"type": "disabled", "budget_tokens": 0}}, "got 0"),
 ]
 
 
@@ -284,6 +289,10 @@ OF_BOTH = [
         ({"container": "c"}, "container is not supported"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
         ({"output_config": {"effort": "colossal"}}, "colossal"),
+        *(
+            ({"output_config": {"format": FORM}, "tools": [TOOL], "tool_choice": choice}, "tools")
+            for choice in (None, {"type": "any"}, {"type": "tool", "name": "roll"})
+        ),
         ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "xml"),
         ({"messages": [{"role": "user", "content": "x" * 100}]}, "103"),
     ],

@@ -198,6 +198,60 @@ async def test_other_forms(served, form, pattern):
 async def test_v75_v77_what_cannot_be_obeyed_is_refused(served, fields, param):
     error = (await served.ask(400, **fields))["error"]
     assert error["param"] == param
+
+
+def large(keyword):
+    return {"type": "integer", keyword: 10**20}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        *(
+            (
+                {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+                "response_format",
+                [f"{keyword} must", "got 1e+20"],
+            )
+            for keyword in ("minimum", "maximum", "exclusiveMinimum", "multipleOf")
+            for schema in (large(keyword), {"properties": {"a": {"items": large(keyword)}}})
+        ),
+        (
+            {"structured_outputs": {"json": json.dumps({"enum": [2**64 + 1]})}},
+            "structured_outputs",
+            ["enum must", "1.8446744073709552e+19"],
+        ),
+        (
+            {
+                "tools": [
+                    {
+                        "function": {
+                            "name": "f",
+                            "parameters": {"properties": {"a": large("minimum")}},
+                        }
+                    }
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+            ["tools: ", "minimum must", "1e+20"],
+        ),
+        (
+            {
+                "tools": [{"function": {"name": f"tool_{at}"}} for at in range(2000)],
+                "tool_choice": "required",
+            },
+            "tools",
+            ["tools: ", "at most 262144 bytes, got "],
+        ),
+    ],
+)
+async def test_a_refusal_names_its_parameter_the_limit_and_the_value(served, fields, param, words):
+    error = (await served.ask(400, **fields))["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+    for word in words:
+        assert word in error["message"]
     # The engine is as it was.
     await served.ask(max_tokens=1)
 

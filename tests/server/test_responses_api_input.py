@@ -215,6 +215,18 @@ async def test_effort_reaches_the_template(client, engine):
         ({"tools": [{"type": "function"}]}, "tools", ["tools[0].name"]),
         ({"tools": [TOOL], "tool_choice": "perhaps"}, "tool_choice", ["perhaps"]),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", ["mcp"]),
+        *(
+            (
+                {
+                    "tools": [TOOL],
+                    "tool_choice": choice,
+                    "text": {"format": {"type": "json_object"}},
+                },
+                "text",
+                ["tools", "'none'"],
+            )
+            for choice in ("auto", "required", {"type": "function", "name": "roll"})
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", ["name"]),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "fly"}},

@@ -68,6 +68,10 @@ async def test_a_form_that_cannot_be_followed_is_the_requests_fault(client, engi
     async with client.post(CHAT, json=STREAM) as response:
         events = await read_events(response)
     assert events[-1] == body
+    tool = {"type": "function", "function": {"name": "roll"}}
+    forced = {**BODY, "tools": [tool], "tool_choice": "required"}
+    async with client.post(CHAT, json=forced) as response:
+        assert (await response.json())["error"]["param"] == "tools"
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)

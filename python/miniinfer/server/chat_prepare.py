@@ -65,7 +65,12 @@ async def prepare_chat(state: ServerState, engine: Engine, body: ChatRequest) ->
     if form is not None:
         params.structured_outputs = await form.compiled(engine, state.executor)
     return PreparedChat(
-        work=Work(token_ids=token_ids, params=params, parser=parser),
+        work=Work(
+            token_ids=token_ids,
+            params=params,
+            parser=parser,
+            form_param="structured_outputs" if form is None else form.param,
+        ),
         rules=PartRules(
             parsed=parser is not None,
             include_reasoning=body.include_reasoning is not False,
@@ -98,16 +103,13 @@ async def chat_token_ids(
 def _form(body: ChatRequest, plan: ToolPlan) -> AnswerForm | None:
     """Return what the answer is held to; raises `ApiError` 400 if that rules its tools out."""
     form = answer_form(body)
-    if plan.grammar is not None:
-        # The answer will be calls alone, so there is no content to have a form.
-        return AnswerForm(plan.grammar, "tools")
     if form is not None and plan.parser is not None:
         raise invalid(
             form.param,
             f"{form.param} would keep the model from calling its tools: "
-            "set tool_choice to 'none', 'required' or a function",
+            "leave it out, or set tool_choice to 'none'",
         )
-    return form
+    return form if plan.grammar is None else AnswerForm(plan.grammar, "tools")
 
 
 def _effort_kwargs(effort: str | None) -> dict[str, Any]:

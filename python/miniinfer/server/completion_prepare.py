@@ -38,12 +38,11 @@ async def prepare_prompts(
         max_tokens=None if may_cut else engine.max_model_len,
     )
     room = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    form_param = "structured_outputs" if form is None else form.param
     by_limit: dict[int, SamplingParams] = {}
     work = []
     for whole in prompts:
-        token_ids = truncated(
-            whole, body.truncate_prompt_tokens, engine.max_model_len, room=room
-        )
+        token_ids = truncated(whole, body.truncate_prompt_tokens, engine.max_model_len, room=room)
         limit = token_limit(
             len(token_ids),
             engine.max_model_len,
@@ -62,7 +61,7 @@ async def prepare_prompts(
                 form=form,
                 stream=None if limit else False,
             )
-        work.append(Work(token_ids=token_ids, params=by_limit[limit]))
+        work.append(Work(token_ids=token_ids, params=by_limit[limit], form_param=form_param))
     if form is not None:
         compiled = await form.compiled(engine, state.executor)
         for params in by_limit.values():

@@ -131,14 +131,17 @@ _BAD_FORM = "the grammar cannot be followed"
 """How the core's message begins; see `rust/core/src/grammar/limits.rs`."""
 
 
-def engine_failure(engine: Engine, message: str | None) -> ApiError:
+def engine_failure(
+    engine: Engine, message: str | None, form_param: str = "structured_outputs"
+) -> ApiError:
     """Return the error of a request that the engine failed: 503 if the engine itself is dead.
 
-    A form of answers that shows only while it is followed that it cannot be is the request's fault.
+    A form of answers that shows only while it is followed that it cannot be is the request's fault:
+    that of `form_param`.
     """
     if engine.is_healthy:
         if message is not None and message.startswith(_BAD_FORM):
-            return invalid("structured_outputs", message)
+            return invalid(form_param, message)
         return internal(message or "the engine failed this request")
     return unavailable(engine.error or message or "the engine is dead", "engine_dead", retry=False)
 
@@ -147,9 +150,12 @@ def from_value_error(error: ValueError, param: str | None = None) -> ApiError:
     """Return the 400 for a refusal by the engine or the sampling parameters.
 
     A `ParameterError` and a `RequestError` name the parameter in `param`; `param` here is the name
-    that the request has for it, if that is another.
+    that the request has for it, if that is another, and goes into the message too.
     """
-    return ApiError(400, str(error), param=param or getattr(error, "param", None))
+    message, own = str(error), getattr(error, "param", None)
+    if param is not None and own is not None:
+        message = re.sub(rf"^{re.escape(own)}\b(\.\w+)*", param, message)
+    return ApiError(400, message, param=param or own)
 
 
 def from_http_exception(error: web.HTTPException, method: str, path: str) -> ApiError:

@@ -27,6 +27,8 @@ class Work:
     token_ids: list[int]
     params: SamplingParams
     parser: ParserSpec | None = None
+    form_param: str = "structured_outputs"
+    """What the request calls the form of its answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +230,8 @@ class Generation:
             return
         self._record.finish_reason = delta.finish_reason
         if delta.finish_reason == "error":
-            raise engine_failure(self._engine, delta.error)
+            form_param = self._work[position].form_param
+            raise engine_failure(self._engine, delta.error, form_param)
         if delta.finish_reason == "abort":
             raise unavailable("the engine aborted the request", "aborted")
         self._unfinished.discard(index)

@@ -19,6 +19,10 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 _LOCATED = re.compile(r"^(?P<what>.*?)(?: - at (?:key in )?`(?P<path>[^`]*)`)?$", re.DOTALL)
 
+# Escapes of which the group is half of a pair that has no other half.
+_SURROGATES = re.compile(
+    rb"\\\\|\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 _HAS_NO_NUMBER = re.compile(rb"[:,\[\s-](?:NaN|Infinity)\b")
 
 
@@ -75,12 +79,19 @@ def decode_body(raw: bytes, body_type: type[Body]) -> Body:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: {error}", code="invalid_json") from error
     except msgspec.DecodeError as error:
-        hint = "; JSON has no NaN and no Infinity" if _HAS_NO_NUMBER.search(raw) else ""
-        message = f"the body is not valid JSON: {error}{hint}"
+        message = f"the body is not valid JSON: {_malformed(raw, error)}"
         raise ApiError(400, message, code="invalid_json") from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from error
     return body
+
+
+def _malformed(raw: bytes, error: msgspec.DecodeError) -> str:
+    halves = (match for match in _SURROGATES.finditer(raw) if match[1])
+    if half := next(halves, None):
+        return f"{half[1].decode()} at byte {half.start()} is half of a surrogate pair alone"
+    hint = "; JSON has no NaN and no Infinity" if _HAS_NO_NUMBER.search(raw) else ""
+    return f"{error}{hint}"
 
 
 @functools.cache

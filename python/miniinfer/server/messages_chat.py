@@ -75,6 +75,9 @@ def _thinking(thinking: Thinking | None) -> dict[str, Any] | None:
         raise invalid(
             "thinking", f"thinking.type must be one of {list(_THINKS)}, got {thinking.type!r}"
         )
+    budget = thinking.budget_tokens
+    if budget is not None and budget < 1:
+        raise invalid("thinking", f"thinking.budget_tokens must be at least 1, got {budget}")
     return {"enable_thinking": _THINKS[thinking.type]}
 
 

@@ -127,7 +127,7 @@ class Thinking(msgspec.Struct, kw_only=True):
     """Whether the model thinks first; the budget is not enforced."""
 
     type: ThinkingType
-    budget_tokens: int | None = None
+    budget_tokens: TokenLimit | None = None
 
 
 class OutputFormat(msgspec.Struct, kw_only=True):
