@@ -59,8 +59,8 @@ class Processes:
     engine_module: str = ENGINE_MODULE
 
     def __post_init__(self) -> None:
-        for name, most in (("api", 2**10), ("engines", 2**10)):
-            value = getattr(self, name)
+        most = 2**10
+        for name, value in (("api_processes", self.api), ("engines", self.engines)):
             if not 1 <= value <= most:
                 raise ValueError(f"{name} must be from 1 to {most}, got {value}")
 

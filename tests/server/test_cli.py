@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from miniinfer.cli import build_parser, main
 from miniinfer.cli.backend import LocalBackend
+from miniinfer.cli.flags import with_flags
 from miniinfer.cli.http_backend import HttpBackend
 from miniinfer.cli.options import UsageError, byte_size, json_object, template_text
 from miniinfer.cli.repl import Repl
@@ -19,6 +23,7 @@ from miniinfer.server.keys import ApiKey
 
 from .fake import FakeDelta, FakeEngine, answer
 
+ROOT = str(Path(__file__).resolve().parents[2])
 HEAVY = ("torch", "aiohttp", "transformers", "tokenizers", "msgspec", "jinja2", "numpy")
 
 
@@ -51,7 +56,7 @@ def test_threads_spin_briefly_unless_told_otherwise(given, expected, monkeypatch
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert main(["serve", "--dry-run"]) == 0
+    assert main(["serve", "--dry-run", "--port", "0"]) == 0
     assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
@@ -104,7 +109,6 @@ def test_version(capsys):
         ["serve", "--default-chat-template-kwargs", "{"],
         ["serve", "--chat-template", "/no/such/file"],
         ["serve", "--chat-template", "{{"],
-        ["generate"],
         ["generate", "-p", "x", "--max-tokens", "0"],
     ],
 )
@@ -122,15 +126,24 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["serve", "--dry-run", "--port", "70000"], "port"),
-        (["serve", "--dry-run", "--shutdown-timeout", "-1"], "shutdown_timeout"),
+        (["serve", "--dry-run", "--port", "70000"], "error: --port must"),
+        (["serve", "--dry-run", "--shutdown-timeout", "-1"], "error: --shutdown-timeout must"),
+        (["serve", "--dry-run", "--target-itl-ms", "-1"], "error: --target-itl-ms must"),
+        (["serve", "--stalled-client-timeout", "0"], "error: --stalled-client-timeout must"),
+        (["serve", "--dry-run", "--seed", "-1"], "error: --seed must"),
+        (["serve", "--dry-run", "--engines", "2000"], "error: --engines must"),
+        (["serve", "--dry-run", "--api-processes", "2000"], "error: --api-processes must"),
         (["serve", "--dry-run", "--api-key", ""], "API key"),
-        (["serve", "--dry-run", "--tool-call-parser", "hermit"], "tool_call_parser"),
-        (["serve", "--dry-run", "--reasoning-parser", "x"], "reasoning_parser"),
+        (["serve", "--dry-run", "--tool-call-parser", "hermit"], "--tool-call-parser"),
+        (["serve", "--dry-run", "--reasoning-parser", "x"], "--reasoning-parser"),
+        (["generate"], "there is no prompt"),
+        (["generate", ROOT], "there is no prompt"),
+        (["generate", ""], "prompt"),
         (["generate", "-p", ""], "prompt"),
-        (["generate", "-p", "x", "--temperature", "-1"], "temperature"),
-        (["generate", "-p", "x", "--stop", ""], "stop"),
-        (["chat", "--top-p", "0"], "top_p"),
+        (["generate", "model", "x", "-p", "y"], "two prompts"),
+        (["generate", "x", "--temperature", "-1"], "--temperature must"),
+        (["generate", "-p", "x", "--stop", ""], "--stop must"),
+        (["chat", "--top-p", "0"], "--top-p must"),
         (["chat", "--url", "ftp://x"], "--url"),
         (["chat", "--url", "host:port"], "--url"),
         (["chat", "--url", "host:70000"], "--url"),
@@ -155,7 +168,7 @@ def test_values_out_of_range_cost_no_load(monkeypatch):
 
 def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
     monkeypatch.setenv("MINIINFER_API_KEY", "from-the-environment")
-    arguments = ["serve", "some/model", "--dry-run", "--kv-cache-memory", "1GiB"]
+    arguments = ["serve", "some/model", "--dry-run", "--port", "0", "--kv-cache-memory", "1GiB"]
     assert main([*arguments, "--default-chat-template-kwargs", '{"a": 1}']) == 0
     out = capsys.readouterr().out
     settings = json.loads(out)
@@ -164,6 +177,79 @@ def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
     assert settings["server"]["default_chat_template_kwargs"] == {"a": 1}
     assert settings["server"]["api_keys"] == ["***"]
     assert "from-the-environment" not in out
+
+
+def test_dry_run_tries_what_a_start_needs(capsys, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--dry-run", "--port", str(port)]) == 1
+    captured = capsys.readouterr()
+    assert f"127.0.0.1:{port}" in captured.err
+    assert captured.out == ""
+    # A port that was tried is free again.
+    for _ in range(2):
+        assert main(["serve", "--dry-run", "--port", str(port)]) == 0
+    capsys.readouterr()
+    broken = tmp_path / "cert.pem"
+    broken.write_text("no certificate")
+    for path in (broken, tmp_path / "missing.pem"):
+        assert main(["serve", "--dry-run", "--port", "0", "--tls-cert", str(path)]) == 1
+        assert str(path) in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    endpoint = ["--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces"]
+    assert main(["serve", "--dry-run", "--port", "0", *endpoint]) == 1
+    assert "opentelemetry-sdk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("kv_cache_memory is too small", "--kv-cache-memory is too small"),
+        ("raise num_kv_blocks or block_size", "raise --num-kv-blocks or --block-size"),
+        ("enable_prefix_caching must be true", "--no-prefix-caching must be true"),
+        ("stall_limit: 0", "--stalled-client-timeout: 0"),
+        ("stalled_client_timeout: 0", "--stalled-client-timeout: 0"),
+        ("port must be free", "--port must be free"),
+        ("the port must be free", "the port must be free"),
+        ("no file /srv/max_model_len/a.gguf", "no file /srv/max_model_len/a.gguf"),
+        ("no_such_setting must be free", "no_such_setting must be free"),
+        ("model must be a text", "model must be a text"),
+    ],
+)
+def test_settings_are_called_as_their_flags(message, expected):
+    command = build_parser().parse_args(["serve"]).command
+    assert with_flags(message, command) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "prompt"),
+    [
+        (["Once upon"], None, "Once upon"),
+        (["some/model", "Once upon"], "some/model", "Once upon"),
+        (["-p", "Once upon"], None, "Once upon"),
+        (["some/model", "-p", "Once upon"], "some/model", "Once upon"),
+        (["-p", "Once upon", "some/model"], "some/model", "Once upon"),
+        (["--max-tokens", "3", "Once upon"], None, "Once upon"),
+        (["Once upon", "--max-tokens", "3"], None, "Once upon"),
+        (["--max-tokens", "3", "some/model", "Once upon"], "some/model", "Once upon"),
+        (["--", "-x"], None, "-x"),
+        (["-"], None, "from stdin"),
+    ],
+)
+def test_the_prompt_of_generate(arguments, model, prompt, monkeypatch, capsys):
+    engine = FakeEngine(lambda ids, params: answer(params, ["!"]))
+    seen = []
+
+    def load(args):
+        seen.append(args.model)
+        return engine
+
+    monkeypatch.setattr("miniinfer.AsyncLLM", SimpleNamespace(from_args=load))
+    monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
+    assert main(["generate", *arguments]) == 0
+    assert seen == [model]
+    assert bytes(engine.requests[0].token_ids).decode() == prompt
+    assert capsys.readouterr().out == "!\n"
 
 
 @pytest.mark.parametrize(

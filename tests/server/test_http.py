@@ -8,6 +8,8 @@ import json
 
 import pytest
 
+import miniinfer
+
 from .fake import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -207,6 +209,20 @@ async def test_v66_wrong_key(start, engine, headers, path):
         error = await error_of(response, 401, "invalid_api_key")
         assert response.headers["WWW-Authenticate"] == "Bearer"
     assert error["type"] == "authentication_error"
+
+
+async def test_answers_say_which_server_they_are_from(client):
+    expected = f"miniinfer/{miniinfer.__version__}"
+    for path in ("/health", "/v1/models", "/nothing"):
+        async with client.get(path) as response:
+            assert response.headers["Server"] == expected
+    async with client.post(CHAT, json={**BODY, "stream": True}) as response:
+        assert response.headers["Server"] == expected
+        await response.read()
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(b"no HTTP\r\n\r\n")
+    assert f"\r\nServer: {expected}\r\n".encode() in await reader.read()
+    writer.close()
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])

@@ -166,6 +166,27 @@ async def test_the_access_line(engine, caplog):
         assert "nobody" not in json.dumps(record.fields)
 
 
+async def test_probes_are_lines_for_debugging(engine, caplog):
+    caplog.set_level(logging.DEBUG, "miniinfer.access")
+    async with serving(engine, max_concurrent_requests=1) as session:
+        for path in ("/health", "/ping", "/ready", "/metrics", "/version"):
+            async with session.get(path) as response:
+                assert response.status == 200
+        engine.is_healthy = False
+        async with session.get("/health") as response:
+            assert response.status == 503
+    lines = [r for r in caplog.records if r.name == "miniinfer.access"]
+    levels = [(r.fields["route"], r.fields["status"], r.levelname) for r in lines]
+    assert levels == [
+        ("/health", 200, "DEBUG"),
+        ("/ping", 200, "DEBUG"),
+        ("/ready", 200, "DEBUG"),
+        ("/metrics", 200, "DEBUG"),
+        ("/version", 200, "INFO"),
+        ("/health", 503, "DEBUG"),
+    ]
+
+
 async def test_a_client_that_left_is_logged(engine, caplog):
     pause = Pause()
     engine.script = lambda ids, params: [FakeDelta("a"), pause]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from . import bench, chat, fetch, generate, serve
+from .flags import with_flags
 from .options import Parser, UsageError
 
 _COMMANDS = (serve, chat, generate, fetch, bench)
@@ -28,7 +29,8 @@ class _Version(argparse.Action):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; a parsed command has its function in `run`."""
+    """Return the parser of all commands; a parsed command has its function in `run`
+    and its parser in `command`."""
     parser = Parser(
         prog="miniinfer",
         description="Serve a large language model, or use one here and now.",
@@ -38,6 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(commands)
+    for command_parser in commands.choices.values():
+        command_parser.set_defaults(command=command_parser)
     return parser
 
 
@@ -58,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UsageError as error:
-        return _fail(str(error), 2)
+        return _fail(with_flags(str(error), arguments.command), 2)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         if getattr(arguments, "log_level", None) == "debug":
             raise
-        return _fail(str(error) or type(error).__name__, 1)
+        return _fail(with_flags(str(error), arguments.command) or type(error).__name__, 1)
     return code
 
 

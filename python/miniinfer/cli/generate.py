@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 
 from .options import (
     Subparsers,
@@ -25,7 +26,10 @@ def add_parser(commands: Subparsers) -> None:
     )
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=256)
-    parser.add_argument("-p", "--prompt", required=True, help="the prompt, or - to read stdin")
+    parser.add_argument(
+        "text", nargs="?", metavar="prompt", help="the prompt; alone, it needs no model before it"
+    )
+    parser.add_argument("-p", "--prompt", help="the same as a flag; - reads stdin in both places")
     parser.add_argument(
         "--chat", action="store_true", help="take the prompt as a user's message to answer"
     )
@@ -34,7 +38,9 @@ def add_parser(commands: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer to stdout."""
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    arguments.model, prompt = _model_and_prompt(arguments)
+    if prompt == "-":
+        prompt = sys.stdin.read()
     if not prompt:
         raise UsageError("the prompt is empty")
     engine = engine_args(arguments)
@@ -54,3 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
                 print(piece, end="", flush=True)
     print()
     return 0
+
+
+def _model_and_prompt(arguments: argparse.Namespace) -> tuple[str | None, str]:
+    """Return which model is to continue what: a word that stands alone is the prompt."""
+    words = [word for word in (arguments.model, arguments.text) if word is not None]
+    if arguments.prompt is not None:
+        if len(words) > 1:
+            raise UsageError(f"there are two prompts: --prompt, and {words[1]!r} behind the model")
+        return arguments.model, arguments.prompt
+    if not words:
+        raise UsageError("there is no prompt: miniinfer generate 'Once upon a time'")
+    if len(words) == 1 and Path(words[0]).exists():
+        raise UsageError(f"there is no prompt: miniinfer generate {words[0]} 'Once upon a time'")
+    return (words[0] if len(words) > 1 else None), words[-1]

@@ -21,6 +21,7 @@ from .serve_options import add_limit_options, add_network_options, add_security_
 
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
+    from miniinfer.processes import Processes
     from miniinfer.server.config import ServerConfig
     from miniinfer.server.engine_api import Engine
 
@@ -89,7 +90,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check the settings, but not the model, print them and exit",
+        help="check all that a start needs but the model, print the settings and exit",
     )
     parser.set_defaults(run=run)
 
@@ -168,7 +169,11 @@ def run(arguments: argparse.Namespace) -> int:
     several = max(arguments.api_processes, arguments.engines) > 1
     if arguments.restart_engine and arguments.layout == "one" and not several:
         raise UsageError("--restart-engine needs an engine process: add --layout two")
+    processes = _processes(arguments) if several else None
     if arguments.dry_run:
+        from miniinfer.server.run import check
+
+        check(config)
         print(json.dumps(_shown(engine, config), indent=2, default=repr))
         return 0
 
@@ -185,14 +190,22 @@ def run(arguments: argparse.Namespace) -> int:
         return AsyncLLM.from_args(engine)
 
     set_up_logging(arguments.log_level, arguments.log_format)
-    if several:
-        from miniinfer.processes import Processes, serve_processes
+    if processes is not None:
+        from miniinfer.processes import serve_processes
 
-        processes = Processes(
-            arguments.api_processes, arguments.engines, restart_engines=arguments.restart_engine
-        )
         return serve_processes(engine, config, processes)
     return serve(load, config)
+
+
+def _processes(arguments: argparse.Namespace) -> Processes:
+    from miniinfer.processes import Processes
+
+    try:
+        return Processes(
+            arguments.api_processes, arguments.engines, restart_engines=arguments.restart_engine
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ CLIENT_LEFT = 499
 OTHER_ROUTE = "other"
 
 _PROBES = ("/health", "/ping", "/ready", "/metrics")
+_PROBE_ANSWERS = (200, 503)
+"""Not that of a probe without its key, which never passes."""
 
 
 def route_of(request: web.BaseRequest) -> str:
@@ -31,12 +34,13 @@ def route_of(request: web.BaseRequest) -> str:
 
 
 def log_access(request: web.BaseRequest, status: int) -> None:
-    """Log one request, unless it is a probe that passes."""
-    if request.path in _PROBES and status == 200:
+    """Log one request; probes, which come every few seconds, at the level of debugging."""
+    level = logging.DEBUG if request.path in _PROBES and status in _PROBE_ANSWERS else logging.INFO
+    if not logger.isEnabledFor(level):
         return
     fields = access_fields(request, status)
     line = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-    logger.info("%s", line, extra={"fields": fields})
+    logger.log(level, "%s", line, extra={"fields": fields})
 
 
 def access_fields(request: web.BaseRequest, status: int) -> dict[str, Any]:

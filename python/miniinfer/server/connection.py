@@ -20,6 +20,7 @@ from aiohttp.http import HttpProcessingError
 from .access_log import AccessLogger
 from .access_log import logger as access_logger
 from .config import ServerConfig
+from .envelope import SERVER_SOFTWARE
 from .errors import ApiError, internal, unavailable
 from .metrics import Metrics
 
@@ -114,6 +115,7 @@ class Connection(web.RequestHandler):
             error = internal()
         response = error.response()
         response.headers["X-Request-Id"] = uuid.uuid4().hex
+        response.headers["Server"] = SERVER_SOFTWARE
         response.force_close()
         return response
 

@@ -18,6 +18,7 @@ from .record import current_record
 from .state import STATE
 
 SYSTEM_FINGERPRINT = f"miniinfer-{__version__}"
+SERVER_SOFTWARE = f"miniinfer/{__version__}"
 
 CLIENT_ID: web.RequestKey[str | None] = web.RequestKey("client_id", str)
 """The X-Request-Id header, if it is short and plain."""

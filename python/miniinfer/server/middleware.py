@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 
 from . import messages_errors
 from .access_log import CLIENT_LEFT, log_access, route_of
-from .envelope import API_KEY, CLIENT_ID, plain_client_id
+from .envelope import API_KEY, CLIENT_ID, SERVER_SOFTWARE, plain_client_id
 from .errors import ApiError, from_http_exception, internal
 from .keys import find_key
 from .record import RECORD, RequestRecord, begin_record
@@ -142,6 +142,7 @@ async def count_response(request: web.Request, response: web.StreamResponse) -> 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the request id and the CORS headers to any answer, streams and errors too."""
+    response.headers["Server"] = SERVER_SOFTWARE
     # What aiohttp refuses by itself, such as an unknown Expect, has not been through `errors`.
     record = request.get(RECORD)
     response.headers["X-Request-Id"] = record.request_id if record else uuid.uuid4().hex

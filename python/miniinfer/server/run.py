@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable
@@ -121,15 +122,27 @@ async def listen(app: web.Application, listener: socket.socket) -> Runner:
 
     `cleanup` of what is returned ends it.
     """
-    config = app[STATE].config
-    try:
-        tls = None if config.tls_cert is None else server_context(config.tls_cert, config.tls_key)
-    except TLSError as error:
-        raise ServerStartError(str(error)) from error
+    tls = _tls(app[STATE].config)
     runner = Runner(app, shutdown_timeout=_ABORT_GRACE_SECONDS)
     await runner.setup()
     await web.SockSite(runner, listener, ssl_context=tls, backlog=_BACKLOG).start()
     return runner
+
+
+def check(config: ServerConfig) -> None:
+    """Try all that a start needs but the model; raises `ServerStartError` for what is wrong."""
+    _tls(config)
+    tracing = _tracing(config)
+    if tracing is not None:
+        tracing.close()
+    bind(config.host, config.port).close()
+
+
+def _tls(config: ServerConfig) -> ssl.SSLContext | None:
+    try:
+        return None if config.tls_cert is None else server_context(config.tls_cert, config.tls_key)
+    except TLSError as error:
+        raise ServerStartError(str(error)) from error
 
 
 def _tracing(config: ServerConfig) -> Tracing | None:
@@ -152,12 +165,17 @@ async def drain(state: ServerState, timeout: float) -> None:
     """Refuse new work and let requests in flight finish, then end those that have not."""
     state.draining = True
     if state.num_active:
-        logger.info("finishing %d requests, at most %g s", state.num_active, timeout)
+        logger.info("finishing %s, at most %g s", _requests(state.num_active), timeout)
     if await state.wait_idle(timeout):
         return
-    logger.warning("ending %d requests that did not finish in time", state.num_active)
+    logger.warning("ending %s that did not finish in time", _requests(state.num_active))
     state.abort_all()
     await state.wait_idle(_ABORT_GRACE_SECONDS)
+
+
+def _requests(count: int) -> str:
+    """Return so many requests in words."""
+    return f"{count} request" if count == 1 else f"{count} requests"
 
 
 def _load_in_thread(

@@ -48,8 +48,9 @@ def describe(before: Mapping[str, Any], now: Mapping[str, Any], seconds: float) 
     )
     preemptions = int(gain("num_preemptions"))
     if preemptions:
+        noun = "preemption" if preemptions == 1 else "preemptions"
         line += (
-            f"; {preemptions} preemptions: raise --kv-cache-memory or lower --max-num-seqs to "
+            f"; {preemptions} {noun}: raise --kv-cache-memory or lower --max-num-seqs to "
             "compute nothing twice"
         )
     return line
