@@ -1,30 +1,42 @@
 """What a streamed token costs the server, for each layout of its processes: `make bench-serve`.
 
 The model is a stand-in of 20 tokens per second and stream, one event a token, and for the most that
-there can be, one that takes no time. Writes `benches/results/serve.json`.
+there can be, one that takes no time. Writes `benches/results/serve.json` and its table.
 """
 
 import asyncio
-import json
+import contextlib
 import os
-import platform
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "serve.json"
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from benches.report import write  # noqa: E402  # found on the path set above
+from benches.serve_load import Load, get  # noqa: E402
 
 LAYOUTS = ("one", "two")
 STREAMS = (32, 128, 256)
 RATE = 20.0
 SECONDS = float(os.environ.get("BENCH_SECONDS", "6"))
 _LAG_INTERVAL = 0.05
-_MAX_TOKENS = 4000
+_START_SECONDS = 120.0
+_WARM_UP_SECONDS = 1.0
+
+MOST_CPU = 20.0
+MOST_ITL_MS = 1e3 / RATE + 10
+MOST_LAG_MS = 10.0
+VLLM_TOKENS = {32: 6_700, 128: 11_000, 256: 8_500}
+"""Tokens per second that vLLM's API server delivers of a free model, and events, least and most."""
+VLLM_EVENTS = (1_500, 6_600)
 
 
 async def serve(layout: str, model: str) -> None:
@@ -34,7 +46,9 @@ async def serve(layout: str, model: str) -> None:
     from miniinfer import EngineArgs
     from miniinfer.server.app import make_app
     from miniinfer.server.config import ServerConfig
+    from miniinfer.server.run import SWITCH_INTERVAL_SECONDS, bind, listen
 
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     args = EngineArgs(
         model=model, max_num_seqs=256, max_num_batched_tokens=8192, num_kv_blocks=70_000, threads=1
     )
@@ -61,10 +75,9 @@ async def serve(layout: str, model: str) -> None:
         return web.json_response(answer)
 
     app.add_routes([web.get("/bench", figures)])
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-    print(runner.addresses[0][1], flush=True)
+    listener = bind("127.0.0.1", 0)
+    await listen(app, listener)
+    print(listener.getsockname()[1], flush=True)
     while os.getppid() != 1:
         before = time.monotonic()
         await asyncio.sleep(_LAG_INTERVAL)
@@ -73,68 +86,31 @@ async def serve(layout: str, model: str) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """Time that a process has computed so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = [
+        (path / "schedstat").read_text().split()[0] for path in Path(f"/proc/{pid}/task").iterdir()
+    ]
+    return sum(map(int, fields)) / 1e9
 
 
-async def get(port: int, path: str) -> Any:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-    answer = await reader.read()
-    writer.close()
-    return json.loads(answer.partition(b"\r\n\r\n")[2])
-
-
-class Stream:
-    """One client: counts events and notes when they come."""
-
-    def __init__(self, number: int) -> None:
-        self.events = 0
-        self.times: list[float] = []
-        prompt = [60 + number % 60, 61, 62 + number % 7]
-        self.body = json.dumps(
-            {"prompt": prompt, "max_tokens": _MAX_TOKENS, "ignore_eos": True, "stream": True}
-        ).encode()
-
-    async def read(self, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(self.body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + self.body)
-        try:
-            while piece := await reader.read(2**16):
-                self.events += piece.count(b"data: {")
-                self.times.append(time.monotonic())
-        finally:
-            writer.close()
-
-
-async def load(port: int, server: int, count: int) -> dict[str, float]:
+def load(port: int, server: int, count: int) -> dict[str, float]:
     """Read so many streams for a time; the figures of that time."""
-    streams = [Stream(number) for number in range(count)]
-    tasks = [asyncio.create_task(stream.read(port)) for stream in streams]
-    await asyncio.sleep(2.0)
-    found = await get(port, "/bench")
-    pids = [server] + ([found["engine"]] if found["engine"] else [])
+    engine: Any = get(port, "/bench")["engine"]
+    pids = [server, engine] if engine else [server]
 
-    async def now() -> tuple[float, float, int, float]:
-        stats = (await get(port, "/healthz"))["stats"]
-        cpu = sum(cpu_seconds(pid) for pid in pids)
-        return time.monotonic(), cpu, sum(s.events for s in streams), stats["generation_tokens"]
+    def now() -> tuple[float, float, int, int]:
+        stats: Any = get(port, "/healthz")["stats"]
+        cpu = sum(map(cpu_seconds, pids))
+        return time.monotonic(), cpu, streams.events, stats["generation_tokens"]
 
-    before = await now()
-    for stream in streams:
-        stream.times.clear()
-    await asyncio.sleep(SECONDS)
-    after = await now()
-    lags = (await get(port, "/bench"))["lags"]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    with contextlib.closing(Load(port, count)) as streams:
+        streams.await_all()
+        streams.read(_WARM_UP_SECONDS)
+        get(port, "/bench")
+        before = now()
+        gaps = streams.read(SECONDS)
+        after = now()
+        lags: Any = get(port, "/bench")["lags"]
     elapsed, cpu, events, tokens = (end - start for start, end in zip(before, after, strict=True))
-    gaps = [b - a for s in streams for a, b in zip(s.times, s.times[1:], strict=False)]
     return {
         "cpu_s_per_million_tokens": round(cpu / tokens * 1e6, 1),
         "tokens_per_s": round(tokens / elapsed, 1),
@@ -145,43 +121,77 @@ async def load(port: int, server: int, count: int) -> dict[str, float]:
 
 
 def percentile(values: list[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100)[percent - 1]
+    """A percentile of at least two values."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+@contextlib.contextmanager
+def server(layout: str, rate: float, model: str) -> Iterator[tuple[int, int]]:
+    """A server in a process of its own: its port and its process id."""
+    environment = os.environ | {"BENCH_RATE": str(rate), "GOMP_SPINCOUNT": "1000"}
+    command = [sys.executable, "-m", "benches.serve", layout, model]
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], _START_SECONDS)[0]:
+            raise TimeoutError(f"the server has not started in {_START_SECONDS:g} s")
+        yield int(process.stdout.readline()), process.pid
+    finally:
+        # Whatever went wrong: a server that is left would be waited for.
+        process.kill()
+        process.communicate()
 
 
 def measure(layout: str, rate: float, counts: tuple[int, ...], model: str) -> dict[str, float]:
     """Figures of one layout and rate, the number of streams in their names."""
-    environment = os.environ | {"BENCH_RATE": str(rate), "GOMP_SPINCOUNT": "1000"}
-    command = [sys.executable, "-m", "benches.serve", layout, model]
     figures: dict[str, float] = {}
-    with subprocess.Popen(
-        command, env=environment, cwd=HERE.parent, stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
+    with server(layout, rate, model) as (port, pid):
         for count in counts:
-            for name, value in asyncio.run(load(port, server.pid, count)).items():
+            for name, value in load(port, pid, count).items():
                 label = name if rate else f"free_{name}"
                 figures[f"{label}_{layout}_{count}"] = value
             time.sleep(0.5)
-        server.kill()
     return figures
 
 
+def table(figures: dict[str, float]) -> str:
+    """The figures, a line for each number of streams and each layout."""
+    lines = [
+        "| streams | processes | CPU s per million tokens | inter-token p99, ms | loop lag p99, ms "
+        "| free model: tokens/s | vLLM | free model: events/s |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| must be | | <= {MOST_CPU:g} | <= {MOST_ITL_MS:g} | <= {MOST_LAG_MS:g} | >= 5 x vLLM | "
+        f"| >= 3 x vLLM's {VLLM_EVENTS[0]:,}-{VLLM_EVENTS[1]:,} |",
+    ]
+    for count in STREAMS:
+        for layout in LAYOUTS:
+            cells = [
+                f"{figures[f'{name}_{layout}_{count}']:,}"
+                for name in (
+                    "cpu_s_per_million_tokens",
+                    "itl_p99_ms",
+                    "loop_lag_p99_ms",
+                    "free_tokens_per_s",
+                    "free_events_per_s",
+                )
+            ]
+            cells.insert(4, f"{VLLM_TOKENS[count]:,}")
+            lines.append(f"| {count} | {layout} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    sys.path.insert(0, str(HERE.parent / "tests"))
+    """Measure everything."""
     from tiny import write_tiny_llama
 
-    figures: dict[str, Any] = {}
+    figures: dict[str, float] = {"rate_tokens_per_s_and_stream": RATE}
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_tiny_llama(Path(folder) / "tiny", max_position_embeddings=4096))
         for layout in LAYOUTS:
-            figures |= measure(layout, RATE, STREAMS, model)
-            figures |= measure(layout, 0.0, (STREAMS[-1],), model)
-    figures["rate_tokens_per_s_and_stream"] = RATE
-    figures["load_average"] = round(os.getloadavg()[0], 1)
-    figures["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, {platform.release()}"
-    RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
-    print(json.dumps(figures, indent=2, sort_keys=True))
+            for rate in (RATE, 0.0):
+                figures |= measure(layout, rate, STREAMS, model)
+    print(table(figures))
+    write("serve", figures, table(figures))
 
 
 if __name__ == "__main__":

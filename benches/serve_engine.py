@@ -18,15 +18,18 @@ _TOKEN = 70
 
 def pace(engine: Any) -> Any:
     """Have an engine's forward pass wait for its time and always find the same token."""
+    engine.buffers._host["sampled"].fill(_TOKEN)
     due = time.monotonic()
 
-    def run(buffers: Any) -> None:
+    def run(_: Any) -> None:
         nonlocal due
-        buffers._host["sampled"][: buffers.header().num_samples] = _TOKEN
+        # A forward pass lets go of the interpreter's lock, however short it is.
+        wait = 0.0
         if RATE:
             now = time.monotonic()
             due = max(due + 1 / RATE, now)
-            time.sleep(due - now)
+            wait = due - now
+        time.sleep(wait)
 
     engine.runner.run = run
     return engine

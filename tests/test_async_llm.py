@@ -206,6 +206,84 @@ class TestCancel:
         await until_idle(llm)
 
 
+class TestForward:
+    async def test_gives_what_a_loop_gives(self, make: Make) -> None:
+        llm = make()
+        expected = await collect(llm.submit([1, 2], delta(60)))
+        stream = llm.submit([1, 2], delta(60))
+        taken = [await anext(stream)]
+        async with asyncio.timeout(PATIENCE):
+            await stream.forward(lambda each: taken.append(each) is None)
+        assert "".join(each.text for each in taken) == expected[0]
+        assert [token for each in taken for token in each.token_ids] == expected[1]
+        assert taken[-1].finish_reason == expected[2]
+        # There is nothing more, for either way to read.
+        await stream.forward(taken.append)  # type: ignore[arg-type]
+        assert [each async for each in stream] == []
+        stream.close()
+        await until_idle(llm)
+
+    async def test_stops_when_told_and_goes_on_later(self, make: Make) -> None:
+        llm = make()
+        expected = await collect(llm.submit([1, 2], delta(100, n=1)))
+        stream = llm.submit([1, 2], delta(100))
+        taken: list[Any] = []
+
+        def take(each: Any) -> bool:
+            taken.append(each)
+            return False
+
+        async with asyncio.timeout(PATIENCE):
+            while not taken or taken[-1].finish_reason is None:
+                before = len(taken)
+                await stream.forward(take)
+                assert len(taken) == before + 1
+        assert [token for each in taken for token in each.token_ids] == expected[1]
+        stream.close()
+        await until_idle(llm)
+
+    async def test_what_the_taker_raises_is_the_readers_alone(self, make: Make) -> None:
+        llm = make()
+        release = hold_up(llm)
+        stream, other = llm.submit([1, 2], delta(30)), llm.submit([1, 2], delta(30))
+        rest = asyncio.create_task(collect(other))
+
+        def fail(each: Any) -> bool:
+            raise LookupError("nobody knows")
+
+        reader = asyncio.create_task(stream.forward(fail))
+        await asyncio.sleep(0.02)
+        with pytest.raises(RuntimeError, match="another reader"):
+            await stream.forward(fail)
+        release()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(LookupError, match="nobody knows"):
+                await reader
+            assert len((await rest)[1]) == 30
+        stream.close()
+        other.close()
+        await until_idle(llm)
+
+    async def test_ends_with_a_close_or_a_cancel(self, make: Make) -> None:
+        llm = make()
+        release = hold_up(llm)
+        for end in ("close", "cancel"):
+            stream = llm.submit([1, 2], delta(None))
+            reader = asyncio.create_task(stream.forward(lambda each: True))
+            await asyncio.sleep(0.02)
+            if end == "close":
+                stream.close()
+                async with asyncio.timeout(PATIENCE):
+                    await reader
+            else:
+                reader.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reader
+                stream.close()
+        release()
+        await until_idle(llm)
+
+
 def hold_up(llm: AsyncLLM) -> Callable[[], None]:
     """Stop the forward pass until the returned function is called."""
     import threading

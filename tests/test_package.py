@@ -58,6 +58,7 @@ def test_few_files_use_the_compiled_module() -> None:
     assert {str(path.relative_to(PACKAGE)) for path in modules() if imports_core(path)} == {
         "async_llm.py",
         "bench/fake_model.py",
+        "bursts.py",
         "cpu/attention.py",
         "cpu/linear.py",
         "cpu/model.py",

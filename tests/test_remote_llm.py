@@ -172,10 +172,13 @@ class TestGenerate:
 
     async def test_a_reader_that_sleeps_gets_it_all_later(self, shared: RemoteLLM) -> None:
         expected = await collect(shared.submit([1, 2], delta(100)))
+        # The counters come after the deltas.
+        await until_idle(shared)
         ended = shared.stats()["finished_length"]
         stream = shared.submit([1, 2], delta(100))
         await until(lambda: shared.stats()["finished_length"] > ended)
         pieces = [each async for each in stream]
+        assert len(pieces) < 20
         assert "".join(each.text for each in pieces) == expected[0]
         assert [token for each in pieces for token in each.token_ids] == expected[1]
         stream.close()

@@ -179,8 +179,7 @@ class TestLink:
         peer.frames.send(bytes([DEAD]) + b"the device is gone")
         peer.close()
         wait_for(link, lambda: not link.is_ready)
-        # The end of the connection can be seen before the last frame that came over it.
-        assert link.error in ("the device is gone", "its process is gone")
+        assert link.error == "the device is gone"
 
 
 class Client:

@@ -295,6 +295,13 @@ class RemoteFrontend:
     def reopen(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
 
+def send_each(batch: list[tuple[int, bytes]]) -> list[int]:
+    """Send each socket its bytes, as far as it takes them at once; how many each has taken.
+
+    The sockets are given by their descriptors. One that takes nothing is full or broken. Releases
+    the GIL once.
+    """
+
 def parse(
     text: str,
     *,

@@ -81,6 +81,8 @@ class EngineLink:
         self._monitor = watch_peer(self._frames)
         self._messages.bind(inward)
         self._frames.bind(outward)
+        self._over = False
+        """The engine that introduced itself last is known to be gone, and `error` says why."""
         self._lost: str | None = None
         self._lose_lock = threading.Lock()
         self._poke_out, self._poke_in = os.pipe()
@@ -124,11 +126,13 @@ class EngineLink:
         with contextlib.suppress(zmq.Again):
             while True:
                 self._identity = self._messages.recv_multipart(zmq.NOBLOCK)[0]
+                self._over = False
         while self.take_frames() and lost:
             pass
         if self._introduced is not None and self._identity is not None:
             self._welcome(self._introduced)
-        if lost:
+        # What the engine itself said of its end goes before what was seen of it.
+        if lost and not self._over:
             self._die(lost)
 
     def _lost_reason(self) -> str | None:
@@ -196,6 +200,7 @@ class EngineLink:
     def _die(self, reason: str) -> None:
         """The engine is lost: every stream ends, requests are refused."""
         self._identity = self._introduced = None
+        self._over = True
         self.error = reason
         for call in self._calls.values():
             call(reason)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Self
 
 from ._core import Delta, Submission
@@ -29,22 +29,37 @@ _MAILBOX = 2
 class Mailbox:
     """What the loop's callback leaves for one request's reader."""
 
-    __slots__ = ("deltas", "held", "running", "submission", "waiter")
+    __slots__ = ("deltas", "held", "running", "submission", "taker", "waiter")
 
     def __init__(self, submission: Submission, n: int) -> None:
         self.submission = submission
         self.running = n
         self.deltas: deque[Delta] = deque()
         self.waiter: asyncio.Future[None] | None = None
+        self.taker: Callable[[Delta], bool] | None = None
         self.held = False
 
     def put(self, delta: Delta) -> None:
+        ended = delta.finish_reason is not None
+        self.running -= ended
+        if self.taker is not None:
+            self._pass_on(self.taker, delta)
+            return
         self.deltas.append(delta)
-        if delta.finish_reason is not None:
-            self.running -= 1
-        elif len(self.deltas) > _MAILBOX and not self.held:
+        if not ended and len(self.deltas) > _MAILBOX and not self.held:
             self.held = True
             self.submission.hold()
+        self.notify()
+
+    def _pass_on(self, taker: Callable[[Delta], bool], delta: Delta) -> None:
+        try:
+            if taker(delta) and self.running:
+                return
+        except BaseException as error:
+            # It is the reader's, and must not keep the others from their deltas.
+            if self.waiter is not None and not self.waiter.done():
+                self.waiter.set_exception(error)
+        self.taker = None
         self.notify()
 
     def release(self) -> None:
@@ -78,20 +93,47 @@ class Stream:
     async def __anext__(self) -> Delta:
         """The next delta, of whichever choice has one."""
         mailbox = self._mailbox
-        if mailbox.waiter is not None:
-            raise RuntimeError(f"request {self.request_id} has another reader that waits")
+        self._check_alone()
         while not mailbox.deltas:
             if mailbox.running == 0:
                 raise StopAsyncIteration
-            loop = asyncio.get_running_loop()
-            # A stream may outlive the loop that it was submitted in.
-            self._owner._attach(loop)
-            mailbox.waiter = loop.create_future()
-            try:
-                await mailbox.waiter
-            finally:
-                mailbox.waiter = None
+            await self._wait()
         return mailbox.take()
+
+    async def forward(self, take: Callable[[Delta], bool]) -> None:
+        """Give `take` each delta as it comes, until the last, or until it returns False.
+
+        It is called by whoever brings the delta, in the event loop: no task has to wake up for a
+        token. It must be quick; what it raises is raised here.
+        """
+        mailbox = self._mailbox
+        self._check_alone()
+        while mailbox.deltas:
+            if not take(mailbox.take()):
+                return
+        if mailbox.running == 0:
+            return
+        mailbox.taker = take
+        try:
+            await self._wait()
+        finally:
+            mailbox.taker = None
+
+    def _check_alone(self) -> None:
+        if self._mailbox.waiter is not None:
+            raise RuntimeError(f"request {self.request_id} has another reader that waits")
+
+    async def _wait(self) -> None:
+        """Wait until the mailbox notifies."""
+        mailbox = self._mailbox
+        loop = asyncio.get_running_loop()
+        # A stream may outlive the loop that it was submitted in.
+        self._owner._attach(loop)
+        mailbox.waiter = loop.create_future()
+        try:
+            await mailbox.waiter
+        finally:
+            mailbox.waiter = None
 
     def cancel(self) -> None:
         """End the request; what it has generated, and its end, are still delivered."""

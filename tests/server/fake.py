@@ -114,6 +114,11 @@ class FakeStream:
         self.finished = True
         raise StopAsyncIteration
 
+    async def forward(self, take: Callable[[FakeDelta], bool]) -> None:
+        async for delta in self:
+            if not take(delta):
+                return
+
     def close(self) -> None:
         self.cancelled = True
 

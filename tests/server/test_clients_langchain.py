@@ -53,22 +53,23 @@ async def model(
 
 
 async def test_invoke_and_stream(model: ChatOpenAI) -> None:
-    whole = await model.ainvoke("hi", max_tokens=12)
+    # Long enough that the engine cannot be done before the first piece is read.
+    whole = await model.ainvoke("hi", max_tokens=100)
     assert isinstance(whole.content, str)
     assert whole.content
     assert whole.usage_metadata is not None
-    assert whole.usage_metadata["output_tokens"] <= 12
+    assert whole.usage_metadata["output_tokens"] <= 100
     total: Any = None
     pieces = 0
-    async for chunk in model.astream("hi", max_tokens=12):
+    async for chunk in model.astream("hi", max_tokens=100):
         total = chunk if total is None else total + chunk
         pieces += bool(chunk.content)
-    assert pieces
+    assert pieces > 1
     assert total.content == whole.content
     reason = whole.response_metadata["finish_reason"]
     assert total.response_metadata["finish_reason"] == reason
     assert total.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
-    blocking = await asyncio.to_thread(model.invoke, "hi", max_tokens=12)
+    blocking = await asyncio.to_thread(model.invoke, "hi", max_tokens=100)
     assert blocking.content == whole.content
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
+from .chunk_template import ChunkTemplate
 from .completion_logprobs import LogprobWriter
 from .completion_shapes import Completion, CompletionChoice, CompletionLogprobs
 from .engine_api import Delta
@@ -55,6 +56,11 @@ class CompletionWriter:
         self._usage = StreamUsage(source, body.stream_options)
         self._unopened = set(range(source.num_choices))
         self._scores = None if prompt_alternatives(body) is None else PromptScores(per_prompt)
+        self._text_alone = (
+            body.logprobs is None and not body.return_token_ids and not self._usage.always
+        )
+        """Chunks in the middle of a choice differ in their text alone."""
+        self._templates: dict[int, ChunkTemplate] = {}
 
     def start(self) -> bytes:
         """Return nothing: what comes first may need the first delta."""
@@ -62,7 +68,16 @@ class CompletionWriter:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return the chunks of one delta, or of those that have waited for it."""
-        return b"".join(self._chunk([choice]) for choice in self._choices(index, delta))
+        template = self._templates.get(index)
+        if template is not None and delta.finish_reason is None:
+            text = delta.text
+            return template.fill(text) if text else b""
+        events = b"".join(self._chunk([choice]) for choice in self._choices(index, delta))
+        if self._text_alone and delta.finish_reason is None and index not in self._unopened:
+            self._templates[index] = ChunkTemplate(
+                lambda text: self._chunk([CompletionChoice(index=index, text=text)])
+            )
+        return events
 
     def end(self) -> bytes:
         """Return the usage chunk if it was asked for."""

@@ -10,7 +10,7 @@ from typing import Self
 from miniinfer.parsing import Part
 
 from .engine_api import Delta, TokenLogprob
-from .generation import Generation, Work, count_choices, count_usage
+from .generation import DeltaSource, Generation, Work, count_choices, count_usage
 from .responses import Usage
 
 
@@ -32,7 +32,7 @@ class _EchoDelta:
     num_output_tokens: int = 0
 
 
-class EchoOnly:
+class EchoOnly(DeltaSource):
     """The source of a request for zero tokens: every choice is over at once."""
 
     def __init__(self, work: Sequence[Work]) -> None:
@@ -65,7 +65,7 @@ class EchoOnly:
         return count_usage(self._work, 0, 0)
 
 
-class ScoredEcho:
+class ScoredEcho(DeltaSource):
     """The source of a request for zero tokens that wants its prompts' log probabilities.
 
     The engine has to generate a token for that, of which nothing is shown; the work must ask for

@@ -6,7 +6,7 @@ server imports the engine itself, so the server can be imported and tested witho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -106,6 +106,12 @@ class Stream(Protocol):
 
     async def __anext__(self) -> Delta:
         """Wait for the next delta."""
+
+    async def forward(self, take: Callable[[Delta], bool], /) -> None:
+        """Call `take` with each delta as it comes, until the last, or until it returns False.
+
+        `take` runs in the event loop, but in no task.
+        """
 
     def close(self) -> None:
         """End the request and deliver nothing more; harmless when it is over."""

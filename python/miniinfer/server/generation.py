@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -63,11 +64,21 @@ class DeltaSource(Protocol):
     async def __anext__(self) -> tuple[int, Delta]:
         """Wait for the next delta and its choice."""
 
+    async def forward(self, take: Callable[[int, Delta], bool]) -> bool:
+        """Call `take` with each choice and delta as they come, until the last of all.
+
+        Return True where `take` has returned False before that: it wants no more for now.
+        """
+        async for index, delta in self:
+            if not take(index, delta):
+                return True
+        return False
+
     def usage(self) -> Usage:
         """Return the tokens so far."""
 
 
-class Generation:
+class Generation(DeltaSource):
     """Submits the prompts of a request and iterates over (choice index, delta).
 
     Choice i of prompt p with n choices each has the index p * n + i. Entering submits, leaving
@@ -130,8 +141,39 @@ class Generation:
     async def __anext__(self) -> tuple[int, Delta]:
         if not self._unfinished:
             raise StopAsyncIteration
-        try:
+        with self._failures():
             position, delta = await self._next_delta_in_time()
+        return self._account(position, delta), delta
+
+    async def forward(self, take: Callable[[int, Delta], bool]) -> bool:
+        """As `DeltaSource.forward`; one prompt's deltas pass through no task."""
+        if self._queue is not None or self._record.first_token is None:
+            # Until there is a token there is a deadline.
+            return await super().forward(take)
+        more, broken = True, None
+
+        def account(delta: Delta) -> bool:
+            nonlocal more, broken
+            index = self._account(0, delta)
+            try:
+                more = take(index, delta)
+            except Exception as error:
+                more, broken = False, error
+            return more
+
+        with self._failures():
+            await self._streams[0].forward(account)
+            if more and self._unfinished:
+                raise StopAsyncIteration
+        if broken is not None:
+            raise broken
+        return bool(self._unfinished)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turn what a stream raises into what the client is told."""
+        try:
+            yield
         except StopAsyncIteration:
             raise internal("the engine ended the request without a result") from None
         except ApiError:
@@ -141,9 +183,6 @@ class Generation:
             if self._engine.is_healthy:
                 raise
             raise engine_failure(self._engine, str(error)) from error
-        index = position * self.choices_per_prompt + delta.index
-        self._account(position, index, delta)
-        return index, delta
 
     def usage(self) -> Usage:
         """Return the tokens so far; a prompt counts once, however many choices it has."""
@@ -218,16 +257,21 @@ class Generation:
         except Exception as error:
             await self._queue.put((position, error))
 
-    def _account(self, position: int, index: int, delta: Delta) -> None:
+    def _account(self, position: int, delta: Delta) -> int:
+        """Count a delta; return the index of its choice."""
+        index = position * self.choices_per_prompt + delta.index
         self._output_tokens[index] = delta.num_output_tokens
         if self._record.first_token is None:
             self._record.first_token = time.monotonic()
         if self._ticket is not None:
             self._ticket.answered(position)
-        if delta.index == 0:
-            self._cached_tokens[position] = delta.num_cached_tokens
-        if delta.finish_reason is None:
-            return
+        self._cached_tokens[position] = delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            self._end(index, delta)
+        return index
+
+    def _end(self, index: int, delta: Delta) -> None:
+        """Note that a choice is over; raises `ApiError` unless that is with stop or length."""
         self._record.finish_reason = delta.finish_reason
         if delta.finish_reason == "error":
             form_param = self._work[position].form_param

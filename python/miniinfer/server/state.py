@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
+from miniinfer.bursts import Burst
+
 from .admission import RequestQueue
 from .config import ServerConfig
 from .engine_api import Engine
@@ -34,6 +36,7 @@ class ServerState:
         self.tracing = tracing
         self.metrics = Metrics()
         self.queue = RequestQueue(config)
+        self.burst = Burst()
         self.executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenize")
         self.draining = False
         self.aborting = False

@@ -29,6 +29,7 @@ pub mod pipeline;
 pub mod prompt_logprobs;
 pub mod request;
 pub mod runtime;
+pub mod send;
 pub mod sim;
 pub mod stats;
 pub mod step;

@@ -12,6 +12,7 @@ mod limits;
 mod params;
 mod parsing;
 mod remote;
+mod send;
 mod stats;
 
 use pyo3::prelude::*;
@@ -36,6 +37,8 @@ mod _core {
     use crate::parsing::parse;
     #[pymodule_export]
     use crate::remote::RemoteFrontend;
+    #[pymodule_export]
+    use crate::send::send_each;
 
     use pyo3::prelude::*;
 
