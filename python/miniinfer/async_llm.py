@@ -71,10 +71,12 @@ class AsyncLLM(StreamingLLM):
         self._hung = False
         self._watchdog = None
         if args.step_timeout is not None:
-            self._watchdog = Watchdog(args.step_timeout, self._give_up)
+            self._watchdog = Watchdog(args.step_timeout, self._give_up_step)
         self._thread = threading.Thread(target=self._run, name="miniinfer-engine", daemon=True)
         self._thread.start()
         _alive.add(self)
+        if self.engine.leader is not None:
+            self.engine.leader.tell(self._give_up)
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -114,16 +116,20 @@ class AsyncLLM(StreamingLLM):
             if watchdog is not None:
                 watchdog.close()
             core.fail(self._error or "it was closed")
+            engine.close()
 
-    def _give_up(self) -> None:
-        """Tell everyone that a step hangs, from the watchdog's thread."""
-        self._hung = True
-        self._error = (
+    def _give_up_step(self) -> None:
+        self._give_up(
             f"a step has taken more than {self.engine.args.step_timeout:g} s (step_timeout) "
             "and is taken for hung"
         )
-        logger.critical("the engine has stopped: %s", self._error)
-        self._core.fail(self._error)
+
+    def _give_up(self, reason: str) -> None:
+        """Tell everyone that the engine is dead, from another thread than its own."""
+        self._hung = True
+        self._error = reason
+        logger.critical("the engine has stopped: %s", reason)
+        self._core.fail(reason)
 
     def compile_structured(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compile the form of answers, for `SamplingParams.structured_outputs`. From any thread.

@@ -18,13 +18,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Child", "ParentLink"]
+__all__ = ["Child", "Lines", "ParentLink", "exit_reason"]
 
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE = 64 * 2**20
 
 
-class _Lines:
+class Lines:
     """Lines of JSON out of a socket."""
 
     def __init__(self, socket: socket.socket) -> None:
@@ -66,7 +66,7 @@ class Child:
 
     def __init__(self, module: str, on_exit: Callable[[int], None]) -> None:
         ours, theirs = socket.socketpair()
-        self.lines = _Lines(ours)
+        self.lines = Lines(ours)
         self.exited = threading.Event()
         self._module = module
         self._on_exit = on_exit
@@ -131,7 +131,7 @@ class ParentLink:
 
     def __init__(self, arguments: list[str]) -> None:
         number, parent = (int(argument) for argument in arguments)
-        self.lines = _Lines(socket.socket(fileno=number))
+        self.lines = Lines(socket.socket(fileno=number))
         # The parent decides when we end: a Ctrl-C or a stop of the whole group is for it.
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)

@@ -21,6 +21,7 @@ _LIMITS = {
     "kv_cache_memory": 2**63 - 1,
     "threads": 2**10,
     "max_backlog": _INT32_MAX,
+    "tensor_parallel_size": 2**10,
 }
 _OPTIONAL = ("max_model_len", "num_kv_blocks", "kv_cache_memory", "threads", "seed")
 _CHOICES = {
@@ -68,6 +69,8 @@ class EngineArgs:
     `dtype`."""
     device: str = "auto"
     """auto, cpu, or a torch device such as cuda:0."""
+    tensor_parallel_size: int = 1
+    """Processes that split the model's weights between them, each with a device of its own."""
     max_model_len: int | None = None
     """Longest sequence, prompt and output together; None is what the model was made for."""
     max_num_seqs: int = 256

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
+import atexit
 import contextlib
 import os
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ._core import Driver, Submission
 from ._core import Engine as Core
@@ -30,8 +32,12 @@ if TYPE_CHECKING:
     from ._core import _Limits
     from .model.config import ModelConfig
     from .model.host_weights import HostWeights
+    from .model.llama import LlamaModel
+    from .parallel.leader import Leader
+    from .parallel.model import ShardedLlamaModel
+    from .runner import ModelRunner
 
-__all__ = ["Engine", "StepEngine", "load_tokenizer"]
+__all__ = ["Engine", "StepEngine", "choose_kv_dtype", "free_memory", "load_tokenizer"]
 
 logger = safe_logger(__name__)
 
@@ -52,6 +58,17 @@ class StepEngine(abc.ABC):
         self.source = resolve_model(args.model, args.revision)
         self.config = read_model_config(self.source.path)
         self.max_model_len = self._max_model_len()
+        self.leader: Leader | None = None
+        self._failures = 0
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+        _open_engines.add(self)
+
+    def _load(self) -> None:
+        args = self.args
         # What can be had without torch loads while torch, which takes seconds, is imported.
         with ThreadPoolExecutor(2) as pool:
             weights = pool.submit(_read_ahead, args, self.source)
@@ -62,7 +79,6 @@ class StepEngine(abc.ABC):
         self.vocab_size = min(self.config.vocab_size, self.tokenizer.vocab_size)
         self.eos_token_ids = _eos_token_ids(self.config, self.tokenizer)
         self._make_core()
-        self._failures = 0
 
     @abc.abstractmethod
     def _new_core(self, limits: _Limits) -> Driver:
@@ -73,6 +89,10 @@ class StepEngine(abc.ABC):
 
         from .model.loader import load_model
 
+        dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
+        if self.args.tensor_parallel_size > 1:
+            self._load_shard(dtype)
+            return
         if self.args.threads is not None:
             torch.set_num_threads(self.args.threads)
         self.device = _device(self.args.device)
@@ -81,7 +101,6 @@ class StepEngine(abc.ABC):
         )
         if packing is not None:
             set_kernel_threads(torch.get_num_threads())
-        dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
         self.model = load_model(
             self.source.path,
             dtype,
@@ -90,16 +109,24 @@ class StepEngine(abc.ABC):
             host_weights=host_weights.result(),
             packing=packing,
         )
-        self.kv_dtype = self._kv_dtype()
+        self.kv_dtype = choose_kv_dtype(self.args, self.model)
 
-    def _kv_dtype(self) -> torch.dtype:
-        import torch
+    def _load_shard(self, dtype: torch.dtype | None) -> None:
+        from .model.loader import load_model
+        from .parallel import lead_or_follow
 
-        name = self.args.kv_cache_dtype
-        if name == "auto":
-            return torch.float16 if getattr(self.model, "is_quantized", False) else self.model.dtype
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
+        leader = self.leader = lead_or_follow(self.args, self.source.path, self.config)
+        # An engine that nobody has any more ends the other ranks too.
+        weakref.finalize(self, leader.close).atexit = False
+        self.device = leader.device
+        self.model = load_model(
+            self.source.path,
+            dtype,
+            self.device,
+            max_positions=self.max_model_len,
+            shard=leader.shard,
+        )
+        self.kv_dtype = choose_kv_dtype(self.args, self.model)
 
     def _max_model_len(self) -> int:
         asked, limit = self.args.max_model_len, self.config.max_model_len
@@ -110,7 +137,6 @@ class StepEngine(abc.ABC):
         return asked or limit
 
     def _make_core(self) -> None:
-        from .runner import ModelRunner
         from .step import StepBuffers
 
         args = self.args
@@ -125,13 +151,7 @@ class StepEngine(abc.ABC):
             self.max_model_len = capacity
         # First the cache: its size is what the memory may refuse.
         self.num_kv_blocks = num_blocks
-        self.runner = ModelRunner(
-            self.model,
-            num_blocks=num_blocks,
-            block_size=args.block_size,
-            vocab_size=self.vocab_size,
-            kv_dtype=self.kv_dtype,
-        )
+        self.runner = self._new_runner()
         self.limits: _Limits = {
             "vocab_size": self.vocab_size,
             "block_size": args.block_size,
@@ -144,11 +164,33 @@ class StepEngine(abc.ABC):
         }
         self.core = self._new_core(self.limits)
         self.buffers = StepBuffers(self.core, 0, self.device)
+        if self.leader is not None:
+            self.leader.open(num_blocks, args.block_size, self.buffers.table_shape)
+            self.leader.tell(self.core.fail)
+
+    def _new_runner(self) -> ModelRunner:
+        sizes: dict[str, Any] = {
+            "num_blocks": self.num_kv_blocks,
+            "block_size": self.args.block_size,
+            "vocab_size": self.vocab_size,
+            "kv_dtype": self.kv_dtype,
+        }
+        if self.leader is not None:
+            from .parallel.runner import ParallelRunner
+
+            return ParallelRunner(cast("ShardedLlamaModel", self.model), self.leader, **sizes)
+        from .runner import ModelRunner
+
+        return ModelRunner(self.model, **sizes)
 
     def _num_kv_blocks(self) -> int:
         from .model.kv_cache import bytes_per_block
 
-        args, config = self.args, self.config
+        # Of the model, which may be a part: each rank has the heads that it computes.
+        args, config = self.args, self.model.config
+        free = free_memory(self.device)
+        if self.leader is not None:
+            free = self.leader.share_memory(free)
         if args.num_kv_blocks is not None:
             return args.num_kv_blocks
         size = bytes_per_block(
@@ -160,7 +202,7 @@ class StepEngine(abc.ABC):
         )
         memory = args.kv_cache_memory
         if memory is None:
-            memory = int(_KV_SHARE * _free_memory(self.device))
+            memory = int(_KV_SHARE * free)
         if memory < size:
             raise ValueError(
                 f"one KV block takes {size} bytes, beyond the {memory} bytes there are for the KV "
@@ -178,9 +220,12 @@ class StepEngine(abc.ABC):
         """Plan, forward, sample, commit. False if there was nothing to compute.
 
         A forward that fails ends the requests of its step; after `MAX_FAILURES` in a row the
-        exception is raised.
+        exception is raised. So is the first one where several processes compute: they may be in
+        different places of the step.
         """
         core, buffers = self.core, self.buffers
+        if self.leader is not None:
+            self.leader.check()
         try:
             if not core.plan(buffers.slot):
                 return False
@@ -189,7 +234,7 @@ class StepEngine(abc.ABC):
             # An interrupt may come right after the plan; without a plan there is no step to end.
             with contextlib.suppress(RuntimeError):
                 core.fail_step(buffers.slot, f"the forward pass failed: {_describe(error)}")
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or self.leader is not None:
                 raise
             self._failures += 1
             if self._failures >= MAX_FAILURES:
@@ -199,6 +244,21 @@ class StepEngine(abc.ABC):
         core.commit(buffers.slot)
         self._failures = 0
         return True
+
+    def close(self) -> None:
+        """End the processes that compute with this one, if there are any; from any thread."""
+        _open_engines.discard(self)
+        if self.leader is not None:
+            self.leader.close()
+
+
+_open_engines: weakref.WeakSet[StepEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_open_engines):
+        engine.close()
 
 
 class Engine(StepEngine):
@@ -277,7 +337,18 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _free_memory(device: torch.device) -> int:
+def choose_kv_dtype(args: EngineArgs, model: LlamaModel) -> torch.dtype:
+    """The type of the KV cache of a model that is loaded."""
+    import torch
+
+    if args.kv_cache_dtype == "auto":
+        return torch.float16 if getattr(model, "is_quantized", False) else model.dtype
+    dtype: torch.dtype = getattr(torch, args.kv_cache_dtype)
+    return dtype
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of memory that a device has left."""
     if device.type != "cuda":
         # Devices without memory of their own share the host's.
         return available_memory()
@@ -289,7 +360,7 @@ def _free_memory(device: torch.device) -> int:
 def _read_ahead(args: EngineArgs, source: ModelSource) -> HostWeights | None:
     """The weights, if they can be read before torch is there: in float32, for a CPU."""
     on_cpu = args.device == "cpu" or (args.device == "auto" and not _has_accelerator())
-    if source.kind != "gguf" or not on_cpu:
+    if source.kind != "gguf" or not on_cpu or args.tensor_parallel_size > 1:
         return None
     packing = choose_packing(args, on_cpu=True, is_gguf=True)
     if packing is None and args.dtype not in ("auto", "float32"):

@@ -12,6 +12,7 @@ RuntimeError
     EngineDeadError     the engine has stopped
     KVCacheError        the KV cache does not fit the memory
     FetchError          the built-in model could not be fetched
+    ParallelError       a process of a tensor-parallel engine is gone or out of step
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .gguf_file import GGUFError
     from .model.errors import ModelLoadError
     from .model.kv_cache import KVCacheError
+    from .parallel.errors import ParallelError
     from .parameters import ParameterError
     from .source import ModelSourceError
     from .tokenizer import TokenizerError
@@ -40,6 +42,7 @@ _HOMES = {
     "ChatTemplateError": "chat_template",
     "KVCacheError": "model.kv_cache",
     "FetchError": "fetch",
+    "ParallelError": "parallel.errors",
 }
 
 __all__ = [
@@ -50,6 +53,7 @@ __all__ = [
     "KVCacheError",
     "ModelLoadError",
     "ModelSourceError",
+    "ParallelError",
     "ParameterError",
     "RequestError",
     "TokenizerError",

@@ -49,6 +49,7 @@ class LLM:
         for request_id in list(self._mail):
             self._drop(request_id)
         self.llm_engine.engine.core.fail("it was closed")
+        self.llm_engine.engine.close()
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""

@@ -95,6 +95,7 @@ class LLMEngine:
             raise
         except BaseException as error:
             self.engine.core.fail(f"{type(error).__name__}: {error}")
+            self.engine.close()
             raise
         return self._collect()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from ._core import Driver
 from .model.batch import ForwardBatch
 from .sampling import SampleOutput, SamplingBatch, TokenMasks
 
-__all__ = ["StepBuffers", "StepHeader"]
+__all__ = ["StepBuffers", "StepHeader", "StepInputs"]
 
 # Bits of the header's flags, as the core sets them.
 _RANDOM, _TOP_K, _TOP_P, _MIN_P = 1, 2, 4, 8
@@ -35,6 +36,20 @@ class StepHeader:
     num_prompt_rows: int
     num_prompt_logprobs: int
     num_masks: int
+
+
+@dataclass(slots=True, frozen=True)
+class StepInputs:
+    """What the forward pass of a step reads, in host memory; the arrays of `ForwardBatch`."""
+
+    token_ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    slot_mapping: npt.NDArray[np.int64]
+    query_start: npt.NDArray[np.int32]
+    seq_lens: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int32]
+    block_table: npt.NDArray[np.int32]
+    logits_index: npt.NDArray[np.int32]
 
 
 class StepBuffers:
@@ -86,6 +101,26 @@ class StepBuffers:
             max_seq_len=header.max_seq_len,
             query_start_host=self._host["query_start"][: seqs + 1],
             seq_lens_host=self._host["seq_lens"][:seqs],
+        )
+
+    @property
+    def table_shape(self) -> tuple[int, int]:
+        """Of the block table: the most requests, the most blocks of one."""
+        rows, columns = self._block_table.shape
+        return rows, columns
+
+    def inputs(self, header: StepHeader) -> StepInputs:
+        """The planned step as it lies in host memory."""
+        tokens, seqs, host = header.num_tokens, header.num_seqs, self._host
+        return StepInputs(
+            token_ids=host["token_ids"][:tokens],
+            positions=host["positions"][:tokens],
+            slot_mapping=host["slot_mapping"][:tokens],
+            query_start=host["query_start"][: seqs + 1],
+            seq_lens=host["seq_lens"][:seqs],
+            rows=host["rows"][:seqs],
+            block_table=self._block_table.numpy(),
+            logits_index=host["logits_index"][: header.num_samples],
         )
 
     def sampling_batch(self, header: StepHeader) -> SamplingBatch:

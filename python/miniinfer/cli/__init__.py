@@ -11,9 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from miniinfer.parallel.torchrun import torchrun
+
 from . import bench, chat, fetch, generate, serve
 from .flags import with_flags
-from .options import Parser, UsageError
+from .logs import set_up_logging
+from .options import Parser, UsageError, engine_args
 
 _COMMANDS = (serve, chat, generate, fetch, bench)
 
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     _spin_briefly()
     try:
-        code: int = arguments.run(arguments)
+        code = _run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -67,6 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(arguments, "log_level", None) == "debug":
             raise
         return _fail(with_flags(str(error), arguments.command) or type(error).__name__, 1)
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the command, unless torchrun started this process to compute for another one's."""
+    if hasattr(arguments, "tensor_parallel_size") and not getattr(arguments, "dry_run", False):
+        args = engine_args(arguments)
+        launch = torchrun()
+        if launch is not None and launch.rank > 0:
+            set_up_logging(arguments.log_level)
+            from miniinfer.parallel.follower import follow_torchrun
+
+            follow_torchrun(args, launch)
+    code: int = arguments.run(arguments)
     return code
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from miniinfer.chat_template import ChatTemplate, ChatTemplateError
+from miniinfer.parallel.torchrun import torchrun
 
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
@@ -102,6 +103,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_kernel_options(group)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
+    group.add_argument(
+        "-tp",
+        "--tensor-parallel-size",
+        type=positive_int,
+        metavar="N",
+        help="processes that split the model's weights, each on a device of its own "
+        "(default: as many as torchrun has started, else 1)",
+    )
     group.add_argument(
         "--max-model-len",
         type=positive_int,
@@ -221,8 +230,13 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     )
     if hasattr(arguments, "step_timeout"):
         names += ("max_backlog", "stall_limit", "step_timeout")
+    values = {name: getattr(arguments, name) for name in names}
     try:
-        return EngineArgs(**{name: getattr(arguments, name) for name in names})
+        launch = torchrun()
+        size = arguments.tensor_parallel_size
+        if size is None:
+            size = 1 if launch is None else launch.size
+        return EngineArgs(tensor_parallel_size=size, **values)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -8,6 +8,8 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from miniinfer.parallel.torchrun import torchrun
+
 from .logs import LOG_FORMATS, set_up_logging
 from .options import (
     Subparsers,
@@ -169,6 +171,10 @@ def run(arguments: argparse.Namespace) -> int:
     several = max(arguments.api_processes, arguments.engines) > 1
     if arguments.restart_engine and arguments.layout == "one" and not several:
         raise UsageError("--restart-engine needs an engine process: add --layout two")
+    if arguments.engines > 1 and torchrun() is not None:
+        raise UsageError(
+            f"--engines must be 1 where torchrun has started the processes, got {arguments.engines}"
+        )
     processes = _processes(arguments) if several else None
     if arguments.dry_run:
         from miniinfer.server.run import check

@@ -12,10 +12,13 @@ from typing import Any, Protocol, TypeVar
 from .errors import ModelLoadError
 from .weight_layout import WeightSlot
 
-__all__ = ["Progress", "TensorList", "check_tensors", "fill", "reporter"]
+__all__ = ["Part", "Progress", "TensorList", "check_tensors", "fill", "reporter"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all) after each tensor, from one thread at a time."""
+
+Part = tuple[slice, ...]
+"""What is taken of a tensor: a slice for each of its dimensions."""
 
 Array = TypeVar("Array")
 

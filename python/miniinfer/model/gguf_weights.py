@@ -13,6 +13,7 @@ from ..gguf_file import GGMLType, GGUFError, GGUFFile, GGUFTensor
 from .config import ModelConfig
 from .dequantize import dequantize
 from .errors import ModelLoadError
+from .fill import Part
 from .gguf_config import INTERLEAVED_ROPE_ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -63,13 +64,24 @@ class GGUFWeights:
         """See `TensorList`."""
         return self._tensors[name].shape
 
-    def read(self, name: str, target: Tensor) -> None:
-        """See `WeightSource`."""
+    def read(self, name: str, target: Tensor, part: Part | None = None) -> None:
+        """See `WeightSource`. A part of a head would be of no use, as its rows may be reordered."""
         import torch
 
-        values = np.empty(self.shape(name), np.float32)
-        self.read_array(name, values)
+        if part is None:
+            values = np.empty(self.shape(name), np.float32)
+            self.read_array(name, values)
+        else:
+            values = self._read_part(name, part)
         target.copy_(torch.from_numpy(values))
+
+    def _read_part(self, name: str, part: Part) -> Floats:
+        blocks, columns = _cut(self._tensors[name], part)
+        values = np.empty(blocks.shape, np.float32)
+        self._dequantize(blocks, values)
+        if self._is_permuted(name):
+            values = self._halves_first(values)
+        return values[..., columns]
 
     def read_array(self, name: str, target: Floats) -> None:
         """Copy a tensor to `target`, to whose shape it may be broadcast."""
@@ -132,6 +144,19 @@ class GGUFWeights:
                 f"{self.path}: tensor 'rope_freqs.weight' must be positive, not {factors.min()}"
             )
         return factors
+
+
+def _cut(tensor: GGUFTensor, part: Part) -> tuple[GGUFTensor, slice]:
+    """The blocks that hold the part, and which of their columns are its own."""
+    elements, size = tensor.type.block_elements, tensor.type.block_bytes
+    width = tensor.shape[-1]
+    start, stop, _ = part[-1].indices(width)
+    first, last = start // elements, -(-stop // elements)
+    blocks = tensor.data.reshape(*tensor.shape[:-1], width // elements, size)
+    blocks = blocks[(*part[:-1], slice(first, last))]
+    shape = (*blocks.shape[:-2], (last - first) * elements)
+    columns = slice(start - first * elements, stop - first * elements)
+    return GGUFTensor(tensor.name, shape, tensor.type, blocks.reshape(-1)), columns
 
 
 _GGUF_NAMES = {

@@ -89,7 +89,7 @@ class LlamaModel:
             x = self._attention(index, x, batch.slot_mapping, metadata, rotary)
             x, residual = ops.add_rms_norm(x, residual, layer.post_norm, config.rms_norm_eps)
             x = ops.silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
+            x = self._inward(x, layer.down, layer.down_bias)
             x, residual = ops.add_rms_norm(x, residual, following_norms[index], config.rms_norm_eps)
         return x
 
@@ -114,7 +114,11 @@ class LlamaModel:
         self.attention.write_kv(index, key, value, slot_mapping)
         window = config.sliding_windows[index]
         attended = self.attention.attend(index, query, metadata, window)
-        return linear(attended.flatten(1), layer.output, layer.output_bias)
+        return self._inward(attended.flatten(1), layer.output, layer.output_bias)
+
+    def _inward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The product that leads back from a layer's inside to the hidden state."""
+        return linear(x, weight, bias)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, logits_index: Tensor) -> Tensor:

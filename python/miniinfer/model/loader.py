@@ -26,6 +26,7 @@ from .weights import SafetensorsWeights, WeightSource
 
 if TYPE_CHECKING:
     from ..cpu.packing import Packing
+    from ..parallel.shard import Shard
 
 __all__ = ["Progress", "load_model"]
 
@@ -41,6 +42,7 @@ def load_model(
     max_positions: int | None = None,
     host_weights: HostWeights | None = None,
     packing: Packing | None = None,
+    shard: Shard | None = None,
 ) -> LlamaModel:
     """Load a model.
 
@@ -49,12 +51,15 @@ def load_model(
     `progress`: a function to call, True or False for a bar on stderr or none; by default a bar if
     stderr is a terminal and loading takes more than a second. `max_positions`: length of the rotary
     table, by default the model's own. `host_weights`: the weights, if they have been read before.
-    `packing`: run on the CPU kernels, with weights packed like that.
+    `packing`: run on the CPU kernels, with weights packed like that. `shard`: load that part of it
+    alone, as a `ShardedLlamaModel`; the two exclude each other.
 
     Raises `ModelLoadError` or `GGUFError` (both `ValueError`s), with one line that names the file,
     the setting or tensor and the value.
     """
     path, device = Path(path), torch.device(device)
+    if shard is not None:
+        return _load_shard(path, shard, dtype, device, progress, max_positions)
     if packing is not None:
         return _load_packed(path, packing, progress, max_positions, host_weights)
     if host_weights is None and dtype in (None, torch.float32) and device.type == "cpu":
@@ -71,6 +76,35 @@ def load_model(
         factors = host_weights.rotary_factors
     with _room_for_weights(path, device):
         model = LlamaModel(config, dtype, device, max_positions=max_positions, weights=weights)
+        if factors is not None:
+            model.set_rotary_factors(torch.from_numpy(factors))
+    return model
+
+
+def _load_shard(
+    path: Path,
+    shard: Shard,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Progress | bool | None,
+    max_positions: int | None,
+) -> LlamaModel:
+    from ..parallel.model import ShardedLlamaModel
+    from ..parallel.weights import ShardedWeights
+
+    whole, source = _open(path)
+    dtype = _default_dtype(whole, path, device) if dtype is None else dtype
+    # The whole first: a part of a tensor that does not fit the configuration might fit by chance.
+    check_tensors(_allocate(whole, dtype, torch.device("meta")).slots(), source)
+    rows = shard.vocabulary(whole.vocab_size)
+    head_rows, config = rows.stop - rows.start, shard.config(whole)
+    parts = ShardedWeights(source, whole, shard)
+    weights = _read(config, parts, dtype, device, progress, head_rows)
+    with _room_for_weights(path, device):
+        model = ShardedLlamaModel(
+            config, shard, dtype, device, max_positions=max_positions, weights=weights
+        )
+        factors = source.rotary_factors() if isinstance(source, GGUFWeights) else None
         if factors is not None:
             model.set_rotary_factors(torch.from_numpy(factors))
     return model
@@ -122,21 +156,24 @@ def _read(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | bool | None,
+    head_rows: int | None = None,
 ) -> ModelWeights[Tensor]:
     # Without storage first: no memory is taken for a configuration that the weights do not fit.
-    check_tensors(_allocate(config, dtype, torch.device("meta")).slots(), source)
+    check_tensors(_allocate(config, dtype, torch.device("meta"), head_rows).slots(), source)
     with _room_for_weights(source.path, device):
-        weights = _allocate(config, dtype, device)
+        weights = _allocate(config, dtype, device, head_rows)
     with reporter(progress) as report:
         fill(weights.slots(), source.read, source.threads, report)
     return weights
 
 
 def _allocate(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, head_rows: int | None = None
 ) -> ModelWeights[Tensor]:
     return ModelWeights.allocate(
-        config, lambda shape: torch.empty(shape, dtype=dtype, device=device)
+        config,
+        lambda shape: torch.empty(shape, dtype=dtype, device=device),
+        head_rows=head_rows,
     )
 
 

@@ -65,16 +65,21 @@ class ModelWeights(Generic[Array]):
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, empty: Callable[[tuple[int, ...]], Array]
+        cls,
+        config: ModelConfig,
+        empty: Callable[[tuple[int, ...]], Array],
+        *,
+        head_rows: int | None = None,
     ) -> ModelWeights[Array]:
-        """Weights that `empty` makes, given a shape."""
+        """Weights that `empty` makes, given a shape; `head_rows`: of an `lm_head` that is cut."""
         matrix = (config.vocab_size, config.hidden_size)
+        head = matrix if head_rows is None else (head_rows, config.hidden_size)
         return ModelWeights(
             config,
             embedding=empty(matrix),
             layers=[_allocate_layer(config, empty) for _ in range(config.num_layers)],
             final_norm=empty((config.hidden_size,)),
-            lm_head=None if config.tie_word_embeddings else empty(matrix),
+            lm_head=None if config.tie_word_embeddings else empty(head),
         )
 
     def map(self, convert: Callable[[Array], Other]) -> ModelWeights[Other]:

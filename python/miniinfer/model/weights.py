@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import ModelLoadError
-from .fill import TensorList
+from .fill import Part, TensorList
 
 __all__ = ["SafetensorsWeights", "WeightSource"]
 
@@ -28,8 +28,11 @@ class WeightSource(TensorList, Protocol):
     threads: int
     """How many threads may usefully call `read`."""
 
-    def read(self, name: str, target: Tensor) -> None:
-        """Copy a tensor to `target`, converted to its type; it may be broadcast."""
+    def read(self, name: str, target: Tensor, part: Part | None = None) -> None:
+        """Copy a tensor, or a part of it, to `target`, converted to its type.
+
+        It may be broadcast.
+        """
 
 
 class SafetensorsWeights:
@@ -100,15 +103,15 @@ class SafetensorsWeights:
         """See `WeightSource`."""
         return tuple(self._slice(name).get_shape())
 
-    def read(self, name: str, target: Tensor) -> None:
+    def read(self, name: str, target: Tensor, part: Part | None = None) -> None:
         """See `WeightSource`."""
-        part = self._slice(name)
-        if part.get_dtype() not in _FLOAT_TYPES:
+        stored = self._slice(name)
+        if stored.get_dtype() not in _FLOAT_TYPES:
             raise ModelLoadError(
-                f"{self.path}: tensor {name!r} has the type {part.get_dtype()}, which is not "
+                f"{self.path}: tensor {name!r} has the type {stored.get_dtype()}, which is not "
                 f"supported (supported: {', '.join(_FLOAT_TYPES)})"
             )
-        target.copy_(part[...])
+        target.copy_(stored[...] if part is None else stored[part])
 
     def read_array(self, name: str, target: npt.NDArray[np.float32]) -> None:
         """Copy a tensor to `target` as float32."""
