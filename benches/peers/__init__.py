@@ -1,0 +1,1 @@
+"""Other engines on the same model, prompts and machine, in turns with this one."""
