@@ -274,7 +274,7 @@ class Generation(DeltaSource):
         """Note that a choice is over; raises `ApiError` unless that is with stop or length."""
         self._record.finish_reason = delta.finish_reason
         if delta.finish_reason == "error":
-            form_param = self._work[position].form_param
+            form_param = self._work[index // self.choices_per_prompt].form_param
             raise engine_failure(self._engine, delta.error, form_param)
         if delta.finish_reason == "abort":
             raise unavailable("the engine aborted the request", "aborted")
