@@ -43,6 +43,14 @@ class RequestError(ValueError):
 class EngineDeadError(RuntimeError):
     """The engine has stopped and takes no more requests."""
 
+class _NgramLookup(TypedDict):
+    """How drafts are looked up in a request's own tokens."""
+
+    min: int
+    max: int
+    rows_per_step: float
+    """Rows that take as long to compute as a step without any would."""
+
 class _Limits(TypedDict, total=False):
     """An engine's sizes and limits. Those from `enable_prefix_caching` on have defaults."""
 
@@ -55,6 +63,7 @@ class _Limits(TypedDict, total=False):
     enable_prefix_caching: bool
     target_itl_ms: float | None
     max_draft_tokens: int
+    ngram_lookup: _NgramLookup | None
     max_logprobs: int
 
 class _ParserParams(TypedDict, total=False):
@@ -174,6 +183,7 @@ class Driver:
     def array_specs(self) -> list[tuple[str, str, int]]:
         """Name, numpy dtype and number of items of each array of a slot."""
     def register_slot(self, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None: ...
+    def block_table_rows(self) -> int: ...
     def plan(self, slot: int) -> int: ...
     def commit(self, slot: int) -> None: ...
     def logit_edits(
@@ -224,6 +234,7 @@ class Engine(Driver):
         enable_prefix_caching: bool = True,
         target_itl_ms: float | None = None,
         max_draft_tokens: int = 0,
+        ngram_lookup: _NgramLookup | None = None,
         max_logprobs: int = 20,
         text_thread: bool = True,
         max_backlog: int = 1024,

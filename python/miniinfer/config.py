@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+
+from .speculation import SpeculativeConfig
 
 __all__ = ["EngineArgs"]
 
@@ -87,6 +90,9 @@ class EngineArgs:
     """Reuse the KV of equal prefixes."""
     target_itl_ms: float | None = None
     """Shrink prefill chunks to keep steps with decodes in them under this many milliseconds."""
+    speculative_config: Mapping[str, object] | str | None = None
+    """Drafts from a request's own tokens, as `{"method": "ngram", "num_speculative_tokens": 4,
+    "prompt_lookup_max": 4, "prompt_lookup_min": 2}` or its JSON; None makes none."""
     max_backlog: int = 1024
     """Tokens that may wait for a reader that is behind before its request is paused."""
     stall_limit: float = 60.0
@@ -123,8 +129,17 @@ class EngineArgs:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
                 )
+        speculation = self.speculation()
+        if speculation is not None:
+            self.speculative_config = speculation.as_dict()
         # A step gives each running request at least one token.
         self.max_num_seqs = min(self.max_num_seqs, self.max_num_batched_tokens)
+
+    def speculation(self) -> SpeculativeConfig | None:
+        """How drafts are made, if they are."""
+        if self.speculative_config is None:
+            return None
+        return SpeculativeConfig.parse(self.speculative_config)
 
     def _check_integer(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

@@ -162,6 +162,9 @@ class StepEngine(abc.ABC):
             "enable_prefix_caching": args.enable_prefix_caching,
             "target_itl_ms": args.target_itl_ms,
         }
+        speculation = args.speculation()
+        if speculation is not None:
+            self.limits.update(speculation.limits(self.device.type))
         self.core = self._new_core(self.limits)
         self.buffers = StepBuffers(self.core, 0, self.device)
         if self.leader is not None:

@@ -71,8 +71,7 @@ class StepBuffers:
             self._tensors[name] = tensor
             self._host[name] = tensor.numpy()
         core.register_slot(slot, self._host)
-        num_rows = len(self._host["rows"])
-        self._block_table = self._tensors["block_table"].view(num_rows, -1)
+        self._block_table = self._tensors["block_table"].view(core.block_table_rows(), -1)
         num_samples = len(self._host["sampled"])
         self._top_ids = self._tensors["top_ids"].view(num_samples, -1)
         self._top_logprobs = self._tensors["top_logprobs"].view(num_samples, -1)

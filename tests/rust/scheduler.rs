@@ -12,11 +12,16 @@ use miniinfer_core::prompt_logprobs::PromptLogprobs;
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::sim::{Simulation, continuation, prompt_logprobs};
 use miniinfer_core::step::EndReason;
-use miniinfer_core::{Command, EngineConfig};
+use miniinfer_core::{Command, EngineConfig, NgramLookup};
 use proptest::prelude::*;
 
+/// Ids of prompts are below this.
 const VOCAB: u32 = 23;
-const EOS: u32 = 7;
+
+/// How many ids a model may sample: where they are few, many of those that are looked up are right.
+fn vocab() -> impl Strategy<Value = u32> {
+    prop_oneof![2 => Just(VOCAB), 1 => 2..5u32]
+}
 
 #[derive(Clone, Debug)]
 struct Ask {
@@ -116,19 +121,22 @@ fn op(max_len: u32) -> impl Strategy<Value = Op> {
 fn config() -> impl Strategy<Value = EngineConfig> {
     let budget = prop_oneof![1 => Just(0u32), 3 => 0..40u32];
     let guard = (0..5u32, 0..7u32, prop::option::of(Just(1e-6)));
+    let lookup = (1..4u32, 0..3u32, prop_oneof![Just(0.5f32), Just(1e6)]);
     (
         1..5u32,
         1..6u32,
         budget,
         0..30u32,
         any::<bool>(),
-        0..5u32,
+        (0..5u32, prop::option::of(lookup)),
         guard,
     )
         .prop_map(
-            |(block_size, seqs, budget, blocks, enable_prefix_caching, max_draft_tokens, guard)| {
+            |(block_size, seqs, budget, blocks, enable_prefix_caching, drafts, guard)| {
                 let num_blocks = 4 + blocks;
                 // With a target that no step meets, prefills always get the least.
+                let (max_draft_tokens, lookup) = drafts;
+                let lookup = lookup.filter(|_| max_draft_tokens > 0);
                 let (max_skips, max_skipped_steps, target_itl_ms) = guard;
                 EngineConfig {
                     block_size,
@@ -138,6 +146,11 @@ fn config() -> impl Strategy<Value = EngineConfig> {
                     // Some requests need all of the cache.
                     max_model_len: (num_blocks * block_size).min(48),
                     max_draft_tokens,
+                    ngram_lookup: lookup.map(|(min, more, rows_per_step)| NgramLookup {
+                        min,
+                        max: min + more,
+                        rows_per_step,
+                    }),
                     enable_prefix_caching,
                     target_itl_ms,
                     max_skips,
@@ -176,6 +189,8 @@ fn prompt_of(prompt: &[u32], id: u64, width: usize) -> PromptLogprobs {
 
 struct World {
     sim: Simulation,
+    vocab: u32,
+    eos: u32,
     requests: HashMap<u64, Expected>,
 }
 
@@ -186,10 +201,10 @@ impl World {
         let limit = ask.max_tokens.map_or(limit, |m| m as usize);
         let mut tokens = Vec::new();
         let mut end = EndReason::Length;
-        for token in continuation(&ask.prompt, VOCAB).take(limit) {
+        for token in continuation(&ask.prompt, self.vocab).take(limit) {
             tokens.push(token);
-            if token == EOS && !ask.ignore_eos && tokens.len() > ask.min_tokens as usize {
-                end = EndReason::Eos(EOS);
+            if token == self.eos && !ask.ignore_eos && tokens.len() > ask.min_tokens as usize {
+                end = EndReason::Eos(self.eos);
                 break;
             }
         }
@@ -411,13 +426,15 @@ proptest! {
 
     #[test]
     fn any_program_gives_each_request_its_own_tokens(
+        vocab in vocab(),
         (config, ops) in config().prop_flat_map(|config| {
             let max_len = config.max_model_len;
             (Just(config), prop::collection::vec(op(max_len), 1..80))
         })
     ) {
-        let sim = Simulation::new(config, vec![EOS], VOCAB).expect("a valid configuration");
-        let mut world = World { sim, requests: HashMap::new() };
+        let eos = 7.min(vocab - 1);
+        let sim = Simulation::new(config, vec![eos], vocab).expect("a valid configuration");
+        let mut world = World { sim, vocab, eos, requests: HashMap::new() };
         for op in &ops {
             world.run(op);
         }

@@ -14,6 +14,8 @@ mod choices;
 mod drafts;
 #[path = "scheduler_cases/failure.rs"]
 mod failure;
+#[path = "scheduler_cases/lookup.rs"]
+mod lookup;
 #[path = "scheduler_cases/pause.rs"]
 mod pause;
 #[path = "scheduler_cases/preemption.rs"]

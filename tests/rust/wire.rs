@@ -593,6 +593,7 @@ proptest! {
         let mut stats = Stats::default();
         stats.counters.steps = numbers[0];
         stats.counters.accepted_tokens = numbers[1];
+        stats.counters.drafts = numbers[6];
         stats.num_paused = numbers[2] as u32 as usize;
         stats.blocks_total = numbers[3] as u32;
         stats.prefix_evictions = numbers[4];

@@ -28,7 +28,7 @@ SECRET = "nobody may read this"
 BODY = {"messages": [{"role": "user", "content": SECRET}]}
 ROOT = Path(__file__).resolve().parents[2]
 
-# vLLM's metrics that apply to one model on one device without drafts, images or adapters.
+# vLLM's metrics that apply to one model on one device without images or adapters.
 VLLM = {
     "num_requests_running",
     "num_requests_waiting",
@@ -55,6 +55,9 @@ VLLM = {
     "request_inference_time_seconds",
     "iteration_tokens_total",
     "corrupted_requests",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
     "cache_config_info",
 }
 

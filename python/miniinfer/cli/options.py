@@ -137,6 +137,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="keep steps this short by taking prompts in smaller pieces (default: no target)",
     )
+    group.add_argument(
+        "--speculative-config",
+        type=json_object,
+        metavar="JSON",
+        help="draft tokens from what a request quotes and verify several in a step, as "
+        '{"method": "ngram", "num_speculative_tokens": 4} (default: no drafts)',
+    )
     _add_memory_options(parser)
     group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
     group.add_argument(
@@ -225,6 +232,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "kv_cache_memory",
         "enable_prefix_caching",
         "target_itl_ms",
+        "speculative_config",
         "seed",
         "threads",
     )

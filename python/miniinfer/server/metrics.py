@@ -41,6 +41,9 @@ _COUNTERS = {
     "corrupted_requests": "Requests whose logits were not finite.",
     "prompt_tokens": "Tokens of the prompts that came.",
     "generation_tokens": "Tokens generated.",
+    "spec_decode_num_drafts": "Times that draft tokens of a choice were verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "From submission to the first token.",

@@ -1,8 +1,11 @@
 //! The arrays of a step: what `plan` writes for the forward pass and what `commit` reads back.
 //!
 //! The caller owns them and lends them for each call as slices of cells, so their addresses never
-//! change and nothing here needs `unsafe`. T, B, N, S, M, K below are the tokens, requests and samples
+//! change and nothing here needs `unsafe`. T, B, N, S, M, K below are the tokens, sequences and samples
 //! of a step, `max_num_seqs`, the width of a block table row, and `max_logprobs`.
+//!
+//! A request is one sequence of a step. With drafts it is one for each of its rows: each is a decode of its own, whose
+//! context ends with it, so that a draft is verified by the same sums as the token it stands for.
 
 use std::cell::Cell;
 
@@ -13,13 +16,13 @@ use crate::error::StepError;
 pub mod header {
     /// Tokens in the step.
     pub const NUM_TOKENS: usize = 0;
-    /// Requests in the step.
+    /// Sequences in the step: a request with drafts is one for each of its tokens.
     pub const NUM_SEQS: usize = 1;
-    /// The first so many requests have exactly one token.
+    /// The first so many sequences have exactly one token.
     pub const NUM_DECODES: usize = 2;
     /// Rows of logits needed.
     pub const NUM_SAMPLES: usize = 3;
-    /// Most tokens of one request in the step.
+    /// Most tokens of one sequence in the step.
     pub const MAX_QUERY_LEN: usize = 4;
     /// Longest context in the step.
     pub const MAX_SEQ_LEN: usize = 5;
@@ -110,18 +113,18 @@ fn tokens(config: &EngineConfig) -> usize {
 step_arrays! {
     /// Scalars of the step, see [`header`].
     header: i32, |_c| header::LEN;
-    /// \[T\] token ids, packed: requests with one token first.
+    /// \[T\] token ids, packed: sequences with one token first.
     token_ids: i32, |c| tokens(c);
     /// \[T\] position of each token in its sequence.
     positions: i32, |c| tokens(c);
     /// \[T\] where the token's KV goes: block id times block size plus offset.
     slot_mapping: i64, |c| tokens(c);
-    /// \[B + 1\] prefix sums of the requests' token counts.
-    query_start: i32, |c| seqs(c) + 1;
+    /// \[B + 1\] prefix sums of the sequences' token counts.
+    query_start: i32, |c| samples(c) + 1;
     /// \[B\] context length, this step's tokens included.
-    seq_lens: i32, |c| seqs(c);
-    /// \[B\] row of each request in `block_table`.
-    rows: i32, |c| seqs(c);
+    seq_lens: i32, |c| samples(c);
+    /// \[B\] row of each one's request in `block_table`.
+    rows: i32, |c| samples(c);
     /// \[S, M\] block ids by row; entries past a sequence hold anything.
     block_table: i32, |c| seqs(c) * c.max_blocks_per_seq() as usize;
     /// \[N\] index into the T tokens of each row of logits needed.

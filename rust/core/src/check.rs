@@ -130,6 +130,11 @@ impl Engine {
             format!("row {}", request.row)
         })?;
         let len = request.tokens.len() as u32;
+        let fits = request
+            .drafter
+            .as_ref()
+            .is_none_or(|d| d.fits(len as usize));
+        ensure(fits, || format!("its drafter is ahead of {len} tokens"))?;
         ensure(request.computed < len || !running, || {
             format!("{} of {len} tokens computed", request.computed)
         })?;

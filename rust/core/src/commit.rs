@@ -71,7 +71,7 @@ impl Engine {
         let drafts = if self.config.max_draft_tokens > 0 {
             std::mem::take(&mut request.drafts)
         } else {
-            Vec::new()
+            Box::default()
         };
         let before = request.computed;
         let first_token = self.output.tokens.len();

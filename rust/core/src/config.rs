@@ -1,6 +1,18 @@
 //! Sizes and limits of an engine, fixed for its life.
 
 use crate::error::ConfigError;
+use crate::ngram::MAX_NGRAM;
+
+/// How drafts are looked up in a request's own tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NgramLookup {
+    /// Fewest tokens that must have occurred before, 1 at least.
+    pub min: u32,
+    /// Most tokens that are looked for, [`MAX_NGRAM`] at most.
+    pub max: u32,
+    /// Rows that take as long to compute as a step without any would: the more, the less a wrong draft costs.
+    pub rows_per_step: f32,
+}
 
 /// Sizes and limits of an engine. All counts are tokens unless the name says otherwise.
 #[derive(Clone, Debug)]
@@ -17,6 +29,8 @@ pub struct EngineConfig {
     pub max_model_len: u32,
     /// Most draft tokens verified per request and step; 0 turns speculation off.
     pub max_draft_tokens: u32,
+    /// Where drafts come from, besides those that are sent.
+    pub ngram_lookup: Option<NgramLookup>,
     /// Most alternatives reported per token (`top_logprobs`).
     pub max_logprobs: u32,
     /// Reuse KV blocks of equal prefixes.
@@ -38,6 +52,7 @@ impl Default for EngineConfig {
             max_num_batched_tokens: 2048,
             max_model_len: 8192,
             max_draft_tokens: 0,
+            ngram_lookup: None,
             max_logprobs: 20,
             enable_prefix_caching: true,
             target_itl_ms: None,
@@ -98,6 +113,22 @@ impl EngineConfig {
         {
             return Err(ConfigError::Target { value: target });
         }
+        self.ngram_lookup.map_or(Ok(()), |l| self.check_lookup(l))
+    }
+
+    fn check_lookup(&self, lookup: NgramLookup) -> Result<(), ConfigError> {
+        let NgramLookup { min, max, .. } = lookup;
+        if self.max_draft_tokens == 0 {
+            let name = "max_draft_tokens";
+            return Err(ConfigError::Zero { name });
+        }
+        if min == 0 || min > max || max > MAX_NGRAM {
+            return Err(ConfigError::NgramLengths { min, max });
+        }
+        if !(lookup.rows_per_step.is_finite() && lookup.rows_per_step >= 0.0) {
+            let value = lookup.rows_per_step;
+            return Err(ConfigError::RowsPerStep { value });
+        }
         Ok(())
     }
 
@@ -134,6 +165,31 @@ mod tests {
         }
         .validate()
         .expect("8 x 16 = 128");
+    }
+
+    #[test]
+    fn lookups_that_cannot_work_are_refused_with_the_numbers() {
+        let lookup = |min, max, rows_per_step| NgramLookup {
+            min,
+            max,
+            rows_per_step,
+        };
+        for (max_draft_tokens, ngram_lookup, part) in [
+            (0, lookup(2, 4, 8.0), "max_draft_tokens must be at least 1"),
+            (4, lookup(0, 4, 8.0), "got 0 to 4"),
+            (4, lookup(5, 4, 8.0), "got 5 to 4"),
+            (4, lookup(2, 17, 8.0), "1 to 16 tokens, got 2 to 17"),
+            (4, lookup(2, 4, f32::NAN), "at least 0, got NaN"),
+            (4, lookup(2, 4, -1.0), "at least 0, got -1"),
+        ] {
+            let config = EngineConfig {
+                max_draft_tokens,
+                ngram_lookup: Some(ngram_lookup),
+                ..EngineConfig::default()
+            };
+            let message = config.validate().expect_err("invalid").to_string();
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]

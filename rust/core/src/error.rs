@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::grammar::GrammarError;
+use crate::ngram::MAX_NGRAM;
 
 /// A configuration that cannot work.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -40,6 +41,20 @@ pub enum ConfigError {
         num_blocks: u32,
         block_size: u32,
         capacity: u64,
+    },
+    /// N-grams that cannot be looked up.
+    #[error("n-grams that are looked up must have 1 to {MAX_NGRAM} tokens, got {min} to {max}")]
+    NgramLengths {
+        /// Fewest tokens.
+        min: u32,
+        /// Most tokens.
+        max: u32,
+    },
+    /// A price of rows that is no number of rows.
+    #[error("rows_per_step must be a finite number of at least 0, got {value}")]
+    RowsPerStep {
+        /// The value given.
+        value: f32,
     },
     /// A target time that is not a positive number.
     #[error("target_itl_ms must be a positive number, got {value}")]

@@ -9,6 +9,7 @@
 //! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
 //! * [`parse`]: text to reasoning, content and tool calls.
 //! * [`wire`]: the same with the engine in a process of its own.
+//! * [`ngram`]: drafts from a sequence's own tokens.
 //! * [`sim`]: an engine without a model.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
@@ -22,6 +23,7 @@ pub mod frontend;
 pub mod grammar;
 pub mod halt;
 pub mod inbox;
+pub mod ngram;
 pub mod noise;
 pub mod output;
 pub mod parse;
@@ -40,6 +42,7 @@ mod admit;
 mod check;
 mod commit;
 mod cost;
+mod draft;
 mod edits;
 mod engine;
 mod lifecycle;
@@ -52,5 +55,5 @@ mod table;
 mod text_side;
 mod write;
 
-pub use config::EngineConfig;
+pub use config::{EngineConfig, NgramLookup};
 pub use engine::{Command, Engine};

@@ -52,7 +52,8 @@ impl Engine {
                 tokens,
                 computed: 0,
                 scheduled: 0,
-                drafts: Vec::new(),
+                drafts: Box::default(),
+                drafter: None,
                 table: Vec::new(),
                 registered: 0,
                 extra_keys: extra_keys.clone(),
@@ -155,7 +156,7 @@ impl Engine {
             let request = self.table.get_mut(index);
             // Penalties change with each token: those behind a draft could not be verified in one go.
             if request.state == State::Decode && request.edits.is_none() {
-                request.drafts = drafts;
+                request.drafts = drafts.into();
             }
         }
     }
@@ -320,7 +321,7 @@ impl Engine {
         request.computed = 0;
         request.registered = 0;
         request.chain = request.root;
-        request.drafts.clear();
+        request.drafts = Box::default();
         let paused = request.paused;
         request.preemptions += u32::from(!paused);
         self.blocks.release(&table);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::block::{BlockId, ChainKey, ExtraKey};
+use crate::draft::Drafter;
 use crate::edits::LogitEdits;
 use crate::error::SubmitError;
 use crate::grammar::TokenLimits;
@@ -168,7 +169,8 @@ pub(crate) struct Request {
     pub params: SamplingSpec,
     pub chain: ChainKey,
     pub root: ChainKey,
-    pub drafts: Vec<u32>,
+    pub drafts: Box<[u32]>,
+    pub drafter: Option<Box<Drafter>>,
     pub extra_keys: Arc<[ExtraKey]>,
     pub priority: i32,
     pub tenant: u32,

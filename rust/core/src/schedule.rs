@@ -38,6 +38,7 @@ impl Engine {
     /// Gives each decoding request room for its next token (and drafts), preempting where none is left.
     fn schedule_decodes(&mut self) {
         if self.config.max_draft_tokens > 0 {
+            self.draft();
             let mut spare_drafts = self.draft_budget();
             for at in 0..self.decoding.len() {
                 // A victim may be ahead, behind, or this request itself: each leaves a hole.
@@ -67,7 +68,9 @@ impl Engine {
         let request = self.table.get_mut(index);
         let room = request.max_len - request.tokens.len() as u32;
         let most = (*spare_drafts).min(room.saturating_sub(1));
-        request.drafts.truncate(most as usize);
+        if request.drafts.len() > most as usize {
+            request.drafts = request.drafts[..most as usize].into();
+        }
         let drafts = request.drafts.len();
         let (len, held) = (request.tokens.len() + drafts, request.table.len());
         let lacking = len.div_ceil(block_size).saturating_sub(held);
@@ -80,7 +83,7 @@ impl Engine {
             return true;
         }
         if drafts > 0 {
-            request.drafts.clear();
+            request.drafts = Box::default();
         } else {
             let victim = self.any_victim();
             self.preempt(victim);

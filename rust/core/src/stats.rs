@@ -85,6 +85,8 @@ pub struct Counters {
     pub finished_error: u64,
     /// Those of them whose logits were not finite.
     pub corrupted: u64,
+    /// Times that drafts of a request were verified.
+    pub drafts: u64,
     /// Draft tokens offered for verification.
     pub draft_tokens: u64,
     /// Draft tokens accepted.

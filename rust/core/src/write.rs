@@ -84,7 +84,11 @@ impl Engine {
             self.table.warm(together.iter().copied());
             for &index in together {
                 let request = self.table.get_mut(index);
-                if !drafting || request.drafts.is_empty() {
+                if drafting && !request.drafts.is_empty() {
+                    self.counters.drafts += 1;
+                    self.counters.draft_tokens += request.drafts.len() as u64;
+                    state.planned.push(writer.drafted(index, request));
+                } else {
                     let first_sample = writer.samples as u32;
                     writer.decode(request);
                     state.planned.push(Planned {
@@ -97,15 +101,6 @@ impl Engine {
             }
         }
         let num_decodes = writer.seqs;
-        if drafting {
-            for &index in &self.decoding {
-                let request = self.table.get_mut(index);
-                if !request.drafts.is_empty() {
-                    self.counters.draft_tokens += request.drafts.len() as u64;
-                    state.planned.push(writer.chunk(index, request));
-                }
-            }
-        }
         for &index in &self.grants {
             // A grant is void if its request was preempted for a more urgent one afterwards.
             let live = self.table.get_mut(index);
@@ -185,16 +180,33 @@ impl Writer<'_, '_> {
         self.sample(request, self.tokens - 1, 0);
     }
 
-    /// Several tokens of a request: a prefill chunk, or a token with drafts behind it.
+    /// One request's next token and its drafts, each a sequence of its own.
+    fn drafted(&mut self, index: u32, request: &mut Request) -> Planned {
+        let position = request.computed as usize;
+        let first_sample = self.samples as u32;
+        for row in 0..=request.drafts.len() {
+            let token = row
+                .checked_sub(1)
+                .map_or(request.last_id, |at| request.drafts[at]);
+            self.run(&[token], position + row, request);
+            self.sequence(request, 1, position + row + 1);
+            self.sample(request, self.tokens - 1, row as u64);
+        }
+        let rows = 1 + request.drafts.len() as u32;
+        Planned {
+            index,
+            tokens: rows,
+            samples: rows,
+            first_sample,
+        }
+    }
+
+    /// Several tokens of a request: a prefill chunk.
     fn chunk(&mut self, index: u32, request: &mut Request) -> Planned {
         let first = request.computed as usize;
         let scheduled = request.scheduled;
-        let known = request.tokens.len();
         let end = first + scheduled as usize;
-        self.run(&request.tokens[first..end.min(known)], first, request);
-        if end > known {
-            self.run(&request.drafts[..end - known], known, request);
-        }
+        self.run(&request.tokens[first..end], first, request);
         self.sequence(request, scheduled, end);
         if let Some(prompt) = &request.prompt_logprobs {
             let rows = request.prompt_rows(first as u32, scheduled).len();
@@ -202,15 +214,15 @@ impl Writer<'_, '_> {
             self.prompt_logprobs = self.prompt_logprobs.max(prompt.top_width);
         }
         let first_sample = self.samples as u32;
-        // The last known token and each draft predict a token.
-        let samples = (end + 1).saturating_sub(known);
-        for row in 0..samples {
-            self.sample(request, self.tokens - samples + row, row as u64);
+        // The last known token predicts one.
+        let samples = u32::from(end == request.tokens.len());
+        if samples > 0 {
+            self.sample(request, self.tokens - 1, 0);
         }
         Planned {
             index,
             tokens: scheduled,
-            samples: samples as u32,
+            samples,
             first_sample,
         }
     }

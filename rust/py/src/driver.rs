@@ -49,6 +49,11 @@ impl Driver {
             .collect()
     }
 
+    /// Rows of the array `block_table`.
+    fn block_table_rows(&self) -> u32 {
+        self.config.max_num_seqs
+    }
+
     /// Takes hold of a slot's arrays: writable, contiguous, of the sizes of `array_specs`.
     fn register_slot(&self, slot: usize, arrays: &Bound<'_, PyDict>) -> PyResult<()> {
         let registered = SlotArrays::from_dict(arrays)?;

@@ -13,6 +13,7 @@ use crate::delta::Deltas;
 use crate::driver::{Driver, seconds};
 use crate::error;
 use crate::grammar::{self, CompiledGrammar};
+use crate::limits::Lookup;
 use crate::params::SubmitParams;
 use crate::stats;
 
@@ -32,7 +33,7 @@ impl Engine {
     #[pyo3(signature = (
         *, tokenizer_json, vocab_size, eos_token_ids, block_size, num_blocks, max_num_seqs,
         max_num_batched_tokens, max_model_len, enable_prefix_caching=true, target_itl_ms=None,
-        max_draft_tokens=0, max_logprobs=20, text_thread=true, max_backlog=1024, stall_limit=60.0
+        max_draft_tokens=0, ngram_lookup=None, max_logprobs=20, text_thread=true, max_backlog=1024, stall_limit=60.0
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
@@ -48,6 +49,7 @@ impl Engine {
         enable_prefix_caching: bool,
         target_itl_ms: Option<f64>,
         max_draft_tokens: u32,
+        ngram_lookup: Option<Lookup>,
         max_logprobs: u32,
         text_thread: bool,
         max_backlog: usize,
@@ -60,6 +62,7 @@ impl Engine {
             max_num_batched_tokens,
             max_model_len,
             max_draft_tokens,
+            ngram_lookup: ngram_lookup.map(Lookup::config),
             max_logprobs,
             enable_prefix_caching,
             target_itl_ms,

@@ -1,6 +1,6 @@
 //! An engine's sizes and limits as a dict, as they travel from one process to another.
 
-use miniinfer_core::EngineConfig;
+use miniinfer_core::{EngineConfig, NgramLookup};
 use pyo3::prelude::*;
 
 /// Values by the names of `Engine`'s keyword arguments, and the size of the vocabulary.
@@ -19,8 +19,35 @@ pub struct Limits {
     target_itl_ms: Option<f64>,
     #[pyo3(default)]
     max_draft_tokens: u32,
+    #[pyo3(default)]
+    ngram_lookup: Option<Lookup>,
     #[pyo3(default = 20)]
     max_logprobs: u32,
+}
+
+/// How drafts are looked up, by the names of the core's fields.
+#[derive(Clone, Copy, FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Lookup {
+    min: u32,
+    max: u32,
+    rows_per_step: f32,
+}
+
+impl Lookup {
+    /// The core's form of it.
+    pub fn config(self) -> NgramLookup {
+        let Self {
+            min,
+            max,
+            rows_per_step,
+        } = self;
+        NgramLookup {
+            min,
+            max,
+            rows_per_step,
+        }
+    }
 }
 
 impl Limits {
@@ -33,6 +60,7 @@ impl Limits {
             max_num_batched_tokens: self.max_num_batched_tokens,
             max_model_len: self.max_model_len,
             max_draft_tokens: self.max_draft_tokens,
+            ngram_lookup: self.ngram_lookup.map(Lookup::config),
             max_logprobs: self.max_logprobs,
             enable_prefix_caching: self.enable_prefix_caching,
             target_itl_ms: self.target_itl_ms,

@@ -6,7 +6,7 @@ use super::unpack::Unpacker;
 use crate::stats::{Counters, Histogram, Stats, StepTokens};
 
 /// Numbers before the histograms.
-const NUMBERS: usize = 22;
+const NUMBERS: usize = 23;
 /// Those of times, and the one of steps' tokens.
 const HISTOGRAMS: usize = 9;
 
@@ -27,6 +27,7 @@ pub fn pack_stats(stats: &Stats, into: &mut Vec<u8>) {
         c.finished_abort,
         c.finished_error,
         c.corrupted,
+        c.drafts,
         c.draft_tokens,
         c.accepted_tokens,
         stats.num_running as u64,
@@ -82,6 +83,7 @@ pub fn unpack_stats(bytes: &[u8]) -> Result<Stats, WireError> {
         finished_abort: u.uint()?,
         finished_error: u.uint()?,
         corrupted: u.uint()?,
+        drafts: u.uint()?,
         draft_tokens: u.uint()?,
         accepted_tokens: u.uint()?,
         ..Counters::default()
