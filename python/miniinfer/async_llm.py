@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import threading
 import weakref
 from typing import Any
@@ -16,7 +17,7 @@ from .safe_logging import safe_logger
 from .sampling_params import SamplingParams
 from .streams import StreamingLLM
 from .structured import CompiledGrammar, StructuredOutputsParams
-from .watchdog import Watchdog
+from .watchdog import Watchdog, taken_for_hung
 
 __all__ = ["AsyncLLM"]
 
@@ -71,7 +72,9 @@ class AsyncLLM(StreamingLLM):
         self._hung = False
         self._watchdog = None
         if args.step_timeout is not None:
-            self._watchdog = Watchdog(args.step_timeout, self._give_up)
+            self._watchdog = Watchdog(
+                args.step_timeout, functools.partial(self._give_up, args.step_timeout)
+            )
         self._thread = threading.Thread(target=self._run, name="miniinfer-engine", daemon=True)
         self._thread.start()
         _alive.add(self)
@@ -115,13 +118,10 @@ class AsyncLLM(StreamingLLM):
                 watchdog.close()
             core.fail(self._error or "it was closed")
 
-    def _give_up(self) -> None:
+    def _give_up(self, limit: float) -> None:
         """Tell everyone that a step hangs, from the watchdog's thread."""
         self._hung = True
-        self._error = (
-            f"a step has taken more than {self.engine.args.step_timeout:g} s (step_timeout) "
-            "and is taken for hung"
-        )
+        self._error = taken_for_hung(limit)
         logger.critical("the engine has stopped: %s", self._error)
         self._core.fail(self._error)
 
