@@ -288,6 +288,43 @@ class TestDeath:
         await until(lambda: not is_running(pid))
         stream.close()
 
+    async def test_another_takes_the_place_of_one_that_hangs(
+        self, own: Callable[..., RemoteLLM]
+    ) -> None:
+        llm = own(restart=True, hang_timeout=1.0)
+        expected = await whole(llm, "abc", greedy(20))
+        pid = llm.engine_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE):
+            lost = await whole(llm, "abc", greedy(20))
+        assert "no sign of life" in (lost.outputs[0].error or "")
+        await until(lambda: not is_running(pid))
+        await until(lambda: llm.is_healthy)
+        assert llm.engine_pid != pid
+        assert (await whole(llm, "abc", greedy(20))).token_ids == expected.token_ids
+
+    async def test_another_takes_the_place_of_one_whose_step_hangs(
+        self, own: Callable[..., RemoteLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It answers every question meanwhile: only its own watchdog notices."""
+        hang = tmp_path / "hang"
+        monkeypatch.setenv("HANG_WHILE", str(hang))
+        path = (str(Path(__file__).parent), str(Path(miniinfer.__file__).parents[1]))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+        llm = own(restart=True, engine_module="hanging_engine", sizes={"step_timeout": 3.0})
+        expected = await whole(llm, "abc", greedy(20))
+        pid = llm.engine_pid
+        assert pid is not None
+        hang.touch()
+        async with asyncio.timeout(PATIENCE):
+            lost = await whole(llm, "abc", greedy(20))
+        assert "more than 3 s (step_timeout)" in (lost.outputs[0].error or "")
+        hang.unlink()
+        await until(lambda: not is_running(pid))
+        await until(lambda: llm.is_healthy)
+        assert (await whole(llm, "abc", greedy(20))).token_ids == expected.token_ids
+
     async def test_one_that_cannot_load_says_why(self, tiny_model: Path, tmp_path: Path) -> None:
         args = EngineArgs(model=str(tiny_model), max_model_len=10_000)
         with pytest.raises(EngineDeadError, match="max_model_len must be at most 256"):
@@ -301,8 +338,8 @@ class TestDeath:
         llm = own()
         pid = llm.engine_pid
         assert pid is not None
-        folder = llm._own_folder
-        assert folder is not None
+        assert llm._own_folder is not None
+        folder = llm._own_folder.path
         # So many that the last of them are far from their ends.
         *_others, waiting, unread = [llm.submit([1, i], delta(None)) for i in range(100)]
         reader = asyncio.create_task(collect(waiting))

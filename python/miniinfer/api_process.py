@@ -11,6 +11,7 @@ from typing import Any
 
 from .child import ParentLink
 from .config import EngineArgs
+from .engine_link import EngineLink
 from .remote_llm import Layout, RemoteLLM
 from .server.config import ServerConfig
 from .server.run import bind, serve
@@ -27,6 +28,9 @@ class _ServerLLM(RemoteLLM):
 
     def _announce(self) -> None:
         _tell(self._parent, bound=True)
+
+    def _end_hung(self, link: EngineLink) -> None:
+        _tell(self._parent, hung=link.engine, pid=link.pid)
 
 
 def main(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ from .safe_logging import safe_logger
 from .sampling_params import SamplingParams
 from .streams import StreamingLLM
 from .structured import CompiledGrammar, StructuredOutputsParams
-from .watchdog import Watchdog
+from .watchdog import Watchdog, taken_for_hung
 
 __all__ = ["AsyncLLM"]
 
@@ -119,10 +119,9 @@ class AsyncLLM(StreamingLLM):
             engine.close()
 
     def _give_up_step(self) -> None:
-        self._give_up(
-            f"a step has taken more than {self.engine.args.step_timeout:g} s (step_timeout) "
-            "and is taken for hung"
-        )
+        limit = self.engine.args.step_timeout
+        assert limit is not None
+        self._give_up(taken_for_hung(limit))
 
     def _give_up(self, reason: str) -> None:
         """Tell everyone that the engine is dead, from another thread than its own."""

@@ -25,6 +25,7 @@ from .wire import (
     Hello,
     Reply,
     Utility,
+    engine_pid,
     lost_peer,
     open_socket,
     paths,
@@ -66,6 +67,7 @@ class EngineLink:
         self.heard_at = 0.0
         self.outstanding = 0
         """Tokens that live requests may still take."""
+        self.engine = engine
         self._number = number
         self._owned = owned
         self._patience = max_backlog, stall_limit
@@ -92,6 +94,11 @@ class EngineLink:
     def is_ready(self) -> bool:
         """Whether requests can be submitted."""
         return self.error is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine that is there."""
+        return None if self._identity is None else engine_pid(self._identity)
 
     def frames_fd(self) -> int:
         """Readable when there are frames: call `take_frames`, until it returns False."""

@@ -23,6 +23,7 @@ import zmq
 from . import __version__
 from ._core import EngineHost
 from .child import ParentLink
+from .watchdog import Watchdog, taken_for_hung
 from .wire import (
     DEAD,
     LAST_WORDS_MS,
@@ -33,6 +34,7 @@ from .wire import (
     Hello,
     Reply,
     Utility,
+    engine_identity,
     lost_peer,
     open_socket,
     paths,
@@ -195,7 +197,7 @@ class Exchange:
         inward, outward = paths(folder, number, self._number)
         messages = open_socket(self._inward, zmq.DEALER)
         frames = open_socket(self._outward, zmq.PUSH)
-        messages.setsockopt(zmq.IDENTITY, b"engine-%d" % os.getpid())
+        messages.setsockopt(zmq.IDENTITY, engine_identity())
         for socket in (messages, frames):
             # A client that is gone does not come back under its number.
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -289,20 +291,40 @@ def run(arguments: list[str], load: Callable[[dict[str, Any]], Steps]) -> int:
         exchange.die(reason)
         return 1
     exchange.open(engine.core, engine.hello())
-    reason = _step(engine, exchange)
+    reason = _step(engine, exchange, _watched(exchange, first["args"]))
     exchange.die(reason)
     return 1
 
 
-def _step(engine: Steps, exchange: Exchange) -> str:
+def _watched(exchange: Exchange, args: dict[str, Any]) -> Watchdog | None:
+    """What ends the process when a step hangs, if the settings say how long one may take."""
+    limit = args.get("step_timeout")
+    if limit is None:
+        return None
+
+    def give_up() -> None:
+        reason = taken_for_hung(limit)
+        logger.critical("the engine has stopped: %s", reason)
+        exchange.die(reason)
+        logging.shutdown()
+        os._exit(1)
+
+    return Watchdog(limit, give_up)
+
+
+def _step(engine: Steps, exchange: Exchange, watchdog: Watchdog | None) -> str:
     """Step while there is work, sleep while there is none; why it had to stop."""
     core = engine.core
     try:
         while True:
+            if watchdog is not None:
+                watchdog.begin()
             worked = engine.step()
             for client, frame in core.take_frames(not worked):
                 exchange.send(client, frame)
             if not worked:
+                if watchdog is not None:
+                    watchdog.rest()
                 core.wait()
     except BaseException as error:
         logger.critical("the engine has stopped", exc_info=error)

@@ -12,10 +12,8 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from .config import EngineArgs
 from .remote_llm import ENGINE_MODULE, Layout
 from .server.config import ServerConfig
 from .server.run import ServerStartError, bind
+from .socket_folder import SocketFolder
 from .source import resolve_model
 
 __all__ = ["Processes", "serve_processes"]
@@ -50,7 +49,7 @@ class Processes:
     Args:
         api: Server processes.
         engines: Engine processes, each with the whole model.
-        restart_engines: Start an engine that died again.
+        restart_engines: Start an engine again that died or hangs.
     """
 
     api: int = 1
@@ -77,11 +76,11 @@ def serve_processes(args: EngineArgs, config: ServerConfig, processes: Processes
     with bind(config.host, config.port) as probe:
         config = dataclasses.replace(config, port=probe.getsockname()[1])
     with contextlib.closing(_keep_port(config.host, config.port)):
-        folder = Path(tempfile.mkdtemp(prefix="miniinfer-"))
+        folder = SocketFolder()
         try:
-            return asyncio.run(_Supervisor(args, config, processes, folder).run())
+            return asyncio.run(_Supervisor(args, config, processes, folder.path).run())
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
 
 
 def _keep_port(host: str, port: int) -> socket.socket:
@@ -204,6 +203,8 @@ class _Supervisor:
                     self._fail(line["error"])
                 elif "ready" in line:
                     self._on_ready(line["ready"])
+                elif "hung" in line:
+                    self._end_hung(line["hung"], line["pid"])
 
         child = self._start(API_MODULE, exited)
         self._clients[number] = child
@@ -217,6 +218,13 @@ class _Supervisor:
         )
         child.lines.socket.setblocking(False)
         asyncio.get_running_loop().add_reader(child.lines.socket, on_line, child)
+
+    def _end_hung(self, engine: int, pid: int) -> None:
+        """End an engine that gives no sign of life; its successor, which others know, is spared."""
+        child = self._engines.get(engine)
+        if child is not None and child.pid == pid:
+            logger.error("engine %d gives no sign of life and is ended", engine)
+            child.kill()
 
     def _introduce(self, client: int, engine: int) -> None:
         layout = Layout(self._folder, client, self._processes.engines)

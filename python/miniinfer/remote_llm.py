@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import shutil
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from .errors import EngineDeadError
 from .parsing import ParserSpec
 from .routing import Router
 from .sampling_params import SamplingParams
+from .socket_folder import SocketFolder
 from .source import resolve_model
 from .streams import StreamingLLM
 from .structured import CompiledGrammar, StructuredOutputsParams
@@ -49,6 +48,9 @@ _BACKOFF_SECONDS = (1.0, 30.0)
 
 _GOOD_LIFE_SECONDS = 60.0
 """An engine that lived so long is started again after the first pause."""
+
+_HANG_SECONDS = 30.0
+"""An engine that owes tokens and is silent for so long is asked for a sign of life."""
 
 _UNKNOWN_LENGTH = 256
 """Tokens that a request without `max_tokens` is taken to need when loads are compared."""
@@ -79,11 +81,12 @@ class RemoteLLM(StreamingLLM):
 
     Args:
         args: The engine's settings.
-        restart: Start an engine that died again.
+        restart: Start an engine again that died or hangs.
         layout: Engines that others start and tell of this client. By default there is one, and it
             is started here.
         hang_timeout: Seconds of silence after which an engine that owes tokens is asked for a sign
-            of life, and as many again after which it is given up.
+            of life, and as many again after which it is given up. By default `step_timeout` if the
+            settings have one, else 30.
         engine_module: What runs as the engine's process.
     """
 
@@ -93,17 +96,17 @@ class RemoteLLM(StreamingLLM):
         *,
         restart: bool = False,
         layout: Layout | None = None,
-        hang_timeout: float = 30.0,
+        hang_timeout: float | None = None,
         engine_module: str = ENGINE_MODULE,
     ) -> None:
         super().__init__()
         self._args = args
         self._restart = restart
-        self._hang_timeout = hang_timeout
+        self._hang_timeout = hang_timeout or args.step_timeout or _HANG_SECONDS
         self._engine_module = engine_module
         self._closing = threading.Event()
         self._child: Child | None = None
-        self._own_folder: Path | None = None
+        self._own_folder: SocketFolder | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._timers: dict[EngineLink, asyncio.TimerHandle] = {}
         self._loads: dict[int, tuple[EngineLink, int]] = {}
@@ -127,8 +130,8 @@ class RemoteLLM(StreamingLLM):
     def _start(self, layout: Layout | None) -> None:
         source = resolve_model(self._args.model, self._args.revision)
         if layout is None:
-            self._own_folder = Path(tempfile.mkdtemp(prefix="miniinfer-"))
-            layout = Layout(self._own_folder, 0, 1)
+            self._own_folder = SocketFolder()
+            layout = Layout(self._own_folder.path, 0, 1)
             # The name stays that of what was asked for, wherever its files lie.
             name = self._args.served_model_name or source.name
             self._engine_args = dataclasses.replace(
@@ -183,6 +186,7 @@ class RemoteLLM(StreamingLLM):
 
     def _spawn(self, backoff: float) -> None:
         """Start the engine's process."""
+        assert self._own_folder is not None, "its sockets are ours"
         born = time.monotonic()
 
         def exited(code: int) -> None:
@@ -208,7 +212,7 @@ class RemoteLLM(StreamingLLM):
             engine=0,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
-        self._child.tell(client=0, folder=str(self._own_folder))
+        self._child.tell(client=0, folder=str(self._own_folder.path))
         if self._closing.is_set():
             # Closed while it was being started again.
             self._child.close(0.0)
@@ -338,13 +342,17 @@ class RemoteLLM(StreamingLLM):
             silence = now - link.heard_at
             if silence >= 2 * self._hang_timeout:
                 link.lose(f"no sign of life for {silence:.0f} s (hang_timeout)")
-                if self._child is not None:
-                    self._child.kill()
+                self._end_hung(link)
                 self._on_event(link)
             elif silence >= self._hang_timeout:
                 link.ask("ping", lambda error: None)
         if waiting and self._loop is not None:
             self._watchdog = self._loop.call_later(self._hang_timeout, self._look_for_hangs)
+
+    def _end_hung(self, link: EngineLink) -> None:
+        """Have a process ended that cannot end itself; for those who start engines."""
+        if self._child is not None:
+            self._child.kill()
 
     def compile_structured(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Compile the form of answers, for `SamplingParams.structured_outputs`. From any thread.
@@ -409,7 +417,7 @@ class RemoteLLM(StreamingLLM):
         if self._child is not None:
             self._child.close(_PATIENCE_SECONDS)
         if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._own_folder.remove()
 
 
 def _stats_of(link: EngineLink) -> dict[str, Any]:

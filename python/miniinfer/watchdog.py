@@ -6,7 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Watchdog"]
+__all__ = ["Watchdog", "taken_for_hung"]
+
+
+def taken_for_hung(limit: float) -> str:
+    """Why an engine has stopped whose step took longer than `limit` seconds."""
+    return f"a step has taken more than {limit:g} s (step_timeout) and is taken for hung"
 
 
 class Watchdog:

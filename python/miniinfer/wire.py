@@ -9,6 +9,7 @@ The types and kinds below `UTILITY` and `READY` are the core's, see `rust/core/s
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ __all__ = [
     "Hello",
     "Reply",
     "Utility",
+    "engine_identity",
+    "engine_pid",
     "lost_peer",
     "open_socket",
     "paths",
@@ -72,6 +75,16 @@ def paths(folder: Path, client: int, engine: int) -> tuple[str, str]:
     """Addresses of the sockets between a client and an engine: to the engine, and from it."""
     name = folder / f"{client}-{engine}"
     return f"ipc://{name}.in", f"ipc://{name}.out"
+
+
+def engine_identity() -> bytes:
+    """What an engine's DEALER is called, in the engine's process."""
+    return b"engine-%d" % os.getpid()
+
+
+def engine_pid(identity: bytes) -> int:
+    """Process id of the engine with this identity."""
+    return int(identity.removeprefix(b"engine-"))
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

@@ -56,18 +56,20 @@ def parts_of(raw):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("seconds", [0, 0.2])
-async def test_a_half_closed_client_gets_its_answer(engine, stream, seconds):
+@pytest.mark.parametrize("seconds", [0, 0.2, 0.9])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_a_half_closed_client_gets_its_answer(engine, stream, seconds, version):
     engine.script = lambda ids, params: [seconds, *answer(params, ["a", "b"])]
     async with serving(engine) as session, connected(session) as (reader, writer):
-        writer.write(post({**BODY, "stream": stream}))
+        writer.write(post({**BODY, "stream": stream}, version=version))
         writer.write_eof()
         received = await reader.read()
     # Interim answers are skipped, as RFC 9110 asks of every client.
     while received.startswith(b"HTTP/1.1 100 "):
         received = received.partition(b"\r\n\r\n")[2]
-    assert received.startswith(b"HTTP/1.1 200 ")
-    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    assert received.startswith(f"HTTP/{version} 200 ".encode())
+    end = b"data: [DONE]\n\n" if version == "1.0" else b"data: [DONE]\n\n\r\n0\r\n\r\n"
+    assert received.endswith(end if stream else b"}")
     assert b'"stop"' in received
 
 
@@ -95,6 +97,23 @@ async def test_a_client_that_closes_in_the_middle_of_a_stream_is_noticed(engine)
             writer.write(post({**BODY, "stream": True}))
             await reader.readuntil(b"data: ")
         await until(lambda: engine.requests[0].stream.cancelled)
+
+
+async def test_a_half_closed_client_of_http_1_0_gets_its_stream(engine):
+    engine.script = lambda ids, params: [
+        *answer(params, ["a", "b"])[:1],
+        0.3,
+        *answer(params, ["c"]),
+    ]
+    async with serving(engine) as session, connected(session) as (reader, writer):
+        writer.write(post({**BODY, "stream": True}, version="1.0"))
+        begun = await reader.readuntil(b"data: ")
+        writer.write_eof()
+        rest = await reader.read()
+    assert begun.startswith(b"HTTP/1.0 200 ")
+    assert b": keep-alive\n\n" in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b"\r\n" not in rest
 
 
 async def test_a_client_that_closes_in_its_body_starts_nothing(engine):
@@ -228,6 +247,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both = (folder / "cert.pem").read_text() + (folder / "key.pem").read_text()
     (folder / "both.pem").write_text(both)
     return folder
+
+
+async def test_a_handshake_that_does_not_come(engine, certificate):
+    files = {"tls_cert": str(certificate / "both.pem"), "idle_timeout": 0.2}
+    async with serving(engine, **files) as session, connected(session) as (reader, _):
+        assert await reader.read() == b""
 
 
 @pytest.mark.parametrize("files", [("cert.pem", "key.pem"), ("both.pem", None)])

@@ -160,7 +160,7 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--restart-engine",
         action="store_true",
-        help="start an engine process that died again",
+        help="start an engine process again that died or hangs",
     )
 
 

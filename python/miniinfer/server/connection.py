@@ -4,6 +4,8 @@ A client may close its sending side once its request is out, and still wants the
 server that looks like a client that has gone. aiohttp takes it for the latter; here the answer goes
 on, and while none of it is sent the client is asked: a `100 Continue`, which every HTTP/1.1 client
 must skip (RFC 9110, 15.2), makes the system of a client that has gone reset the connection.
+HTTP/1.0 has no such thing. There the answer's own first bytes, which are the same for every answer,
+are sent one by one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import contextlib
 import resource
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -27,6 +30,10 @@ from .metrics import Metrics
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STREAM_PROBE = b"e\r\n: keep-alive\n\n\r\n"
 """A comment, as a chunk: what asks once a stream has begun."""
+_STREAM_COMMENT = b": keep-alive\n\n"
+"""The same where there are no chunks."""
+_FIRST_BYTES = b"HTTP/1.0 "
+"""What every answer to HTTP/1.0 begins with: so many probes there are before it."""
 _PROBE_SECONDS = (0.0, 0.02, 0.1, 0.5)
 """After the client has closed, and from one probe to the next; the last stays."""
 _LINGER_SECONDS = 5.0
@@ -38,12 +45,13 @@ _SPARE_DESCRIPTORS = 64
 class Connection(web.RequestHandler):
     """One client's connection, as aiohttp serves it, with a life of its own after half a close."""
 
-    __slots__ = ("_counter", "_prober")
+    __slots__ = ("_counter", "_first_bytes", "_prober")
 
     def __init__(self, server: ConnectionServer, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._counter = server
         self._prober: asyncio.TimerHandle | None = None
+        self._first_bytes: _FirstBytes | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count it."""
@@ -71,22 +79,33 @@ class Connection(web.RequestHandler):
         if transport is None or transport.is_closing():
             return
         if request is not None:
-            # The rest of a body will not come, and HTTP/1.0 would not understand the question.
-            if not request.content.is_eof() or request.version < HttpVersion11:
+            # The rest of a body will not come.
+            if not request.content.is_eof():
                 transport.close()
                 return
-            if request.writer.output_size == 0:
-                transport.write(_PROBE)
-            elif getattr(request.writer, "chunked", False) and not getattr(
-                request.writer, "_eof", True
-            ):
-                # Between two chunks of a stream, which aiohttp writes whole.
-                transport.write(_STREAM_PROBE)
-            else:
+            if not self._ask(request, transport):
                 return
         # Otherwise the request is about to be begun, or its answer to be ended.
         delay = _PROBE_SECONDS[min(attempt + 1, len(_PROBE_SECONDS) - 1)]
         self._prober = self._loop.call_later(delay, self._probe, attempt + 1)
+
+    def _ask(self, request: web.BaseRequest, transport: asyncio.Transport) -> bool:
+        """Send what the client must skip or would get anyway; False if the answer says enough."""
+        writer: Any = request.writer
+        old = request.version < HttpVersion11
+        if writer.output_size == 0:
+            if not old:
+                transport.write(_PROBE)
+            elif self._first_bytes is None:
+                self._first_bytes = _FirstBytes(self, transport)
+            else:
+                self._first_bytes.send_one()
+        elif writer.length is None and not writer._eof:
+            # Between two events of a stream, which are written whole.
+            transport.write(_STREAM_COMMENT if old else _STREAM_PROBE)
+        else:
+            return False
+        return True
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a defect; what is not HTTP is the client's, and no reason to fill a disk."""
@@ -118,6 +137,36 @@ class Connection(web.RequestHandler):
         response.headers["Server"] = SERVER_SOFTWARE
         response.force_close()
         return response
+
+
+class _FirstBytes:
+    """Stands in for a transport while single bytes of the answer have gone before the rest."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._sent = 0
+        # To aiohttp it is the transport.
+        connection.transport = self  # type: ignore[assignment]
+        self.send_one()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def send_one(self) -> None:
+        """Send the next byte; the last one is kept for the answer."""
+        if self._sent < len(_FIRST_BYTES) - 1:
+            self._transport.write(_FIRST_BYTES[self._sent : self._sent + 1])
+            self._sent += 1
+
+    def write(self, data: bytes) -> None:
+        """Write the answer's first bytes, without those that were sent, and step aside."""
+        self._connection.transport = self._transport
+        self._transport.write(data[self._sent :])
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        """Write pieces, as `write`."""
+        self.write(b"".join(pieces))
 
 
 class _Refusal(asyncio.Protocol):

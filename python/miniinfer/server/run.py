@@ -23,7 +23,7 @@ from .app import make_app
 from .banner import banner
 from .config import ServerConfig
 from .engine_api import Engine
-from .runner import Runner
+from .runner import Runner, Site
 from .state import STATE, ServerState
 from .tls import TLSError, server_context
 from .tracing import Tracing, TracingError
@@ -33,6 +33,8 @@ logger = safe_logger("miniinfer.server")
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How long a thread may keep the GIL when another wants it; the default is ten times that."""
 _BACKLOG = 1024
+_MOST_HANDSHAKE_SECONDS = 10.0
+"""How long a TLS handshake may take, if the idle timeout leaves it so long."""
 _ABORT_GRACE_SECONDS = 2.0
 
 EXIT_ENGINE_DIED = 3
@@ -125,7 +127,8 @@ async def listen(app: web.Application, listener: socket.socket) -> Runner:
     tls = _tls(app[STATE].config)
     runner = Runner(app, shutdown_timeout=_ABORT_GRACE_SECONDS)
     await runner.setup()
-    await web.SockSite(runner, listener, ssl_context=tls, backlog=_BACKLOG).start()
+    handshake_seconds = min(config.idle_timeout, _MOST_HANDSHAKE_SECONDS)
+    await Site(runner, listener, tls, handshake_seconds, backlog=_BACKLOG).start()
     return runner
 
 

@@ -20,6 +20,8 @@ from .state import STATE
 
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b": keep-alive\n\n"
+_MOST_PENDING = 2**16
+"""Bytes of one stream that may wait for the burst: as many as asyncio's transports let wait."""
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -155,7 +157,7 @@ class EventStream:
             events = b"%x\r\n%b\r\n" % (len(events), events)
         self._request.writer.output_size += len(events)
         self._burst.write(outlet, events)
-        return not self._request.protocol.writing_paused
+        return not self._request.protocol.writing_paused and len(outlet.pending) < _MOST_PENDING
 
     async def drain(self) -> None:
         """Wait until the client has read, as `send` does."""
