@@ -123,6 +123,10 @@ bench-cpu: $(VENV)/.model ## The kernels for CPUs and the built-in model on them
 bench-text: $(VENV)/.model ## Detokenising, stop strings, events, grammars; refreshes benches/
 	$(BIN)/python benches/text.py
 
+.PHONY: bench-speculation
+bench-speculation: $(VENV)/.model ## What drafts save and what they cost; refreshes benches/
+	$(BIN)/python benches/speculation.py
+
 .PHONY: bench-serve
 bench-serve: $(VENV)/.wheel ## What a streamed token costs, for each layout of processes
 	$(BIN)/python benches/serve.py

@@ -3,7 +3,7 @@
 use miniinfer_core::arrays::{OwnedArrays, StepArrays, header};
 use miniinfer_core::request::{Arrival, NewRequest, RequestId, SamplingSpec};
 use miniinfer_core::step::StepOutput;
-use miniinfer_core::{Command, Engine, EngineConfig};
+use miniinfer_core::{Command, Engine, EngineConfig, NgramLookup};
 
 /// Ids that are given and sampled are below this.
 const VOCAB: u32 = 50_000;
@@ -53,8 +53,9 @@ impl Load {
         }
     }
 
-    /// `running` requests that decode, their prompts computed, and `waiting` more behind them.
-    pub fn decoding(running: u32, waiting: u32) -> Self {
+    /// `running` requests that decode, their prompts computed, and `waiting` more behind them. With `drafting`, tokens
+    /// are looked up that never occur again.
+    pub fn decoding(running: u32, waiting: u32, drafting: bool) -> Self {
         let block_size = 16;
         let budget = 8192;
         let prompt = SHORTEST + SPREAD;
@@ -68,6 +69,12 @@ impl Load {
             max_num_seqs: running,
             max_num_batched_tokens: budget,
             max_model_len: 2048,
+            max_draft_tokens: if drafting { 4 } else { 0 },
+            ngram_lookup: drafting.then_some(NgramLookup {
+                min: 2,
+                max: 4,
+                rows_per_step: 8.0,
+            }),
             ..EngineConfig::default()
         });
         for number in 0..running {
@@ -130,16 +137,18 @@ impl Load {
 pub struct Decoding {
     running: u32,
     waiting: u32,
+    drafting: bool,
     load: Load,
     left: u32,
 }
 
 impl Decoding {
-    pub fn new(running: u32, waiting: u32) -> Self {
+    pub fn new(running: u32, waiting: u32, drafting: bool) -> Self {
         Self {
             running,
             waiting,
-            load: Load::decoding(running, waiting),
+            drafting,
+            load: Load::decoding(running, waiting, drafting),
             left: STEPS,
         }
     }
@@ -152,7 +161,7 @@ impl Decoding {
     /// Hands the load over for up to `steps` steps; returns how many it may make.
     pub fn take(&mut self, steps: u64) -> (u32, &mut Load) {
         if self.left == 0 {
-            *self = Self::new(self.running, self.waiting);
+            *self = Self::new(self.running, self.waiting, self.drafting);
         }
         let steps = u64::from(self.left).min(steps) as u32;
         self.left -= steps;

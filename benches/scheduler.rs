@@ -17,13 +17,21 @@ const CANCELS: u32 = 10_000;
 /// Plan, commit and the output taken. The stand-in for the model is in the time.
 fn plan_commit(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan_commit");
-    for (running, waiting) in [(256, 0), (1024, 0), (4096, 0), (256, 10_000)] {
-        let name = match waiting {
-            0 => format!("{running}"),
+    for (running, waiting, drafting) in [
+        (256, 0, false),
+        (1024, 0, false),
+        (4096, 0, false),
+        (256, 10_000, false),
+        (256, 0, true),
+        (1024, 0, true),
+    ] {
+        let name = match (waiting, drafting) {
+            (0, false) => format!("{running}"),
+            (0, true) => format!("{running}_drafting"),
             _ => format!("{running}_waiting_{waiting}"),
         };
         group.throughput(Throughput::Elements(u64::from(running)));
-        let mut decoding = Decoding::new(running, waiting);
+        let mut decoding = Decoding::new(running, waiting, drafting);
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|iterations| {
                 let (mut left, mut elapsed) = (iterations, Duration::ZERO);
@@ -112,7 +120,7 @@ fn cancel(criterion: &mut Criterion) {
             bencher.iter_custom(|iterations| {
                 let mut elapsed = Duration::ZERO;
                 for _ in 0..iterations {
-                    let mut load = Load::decoding(running, CANCELS - running);
+                    let mut load = Load::decoding(running, CANCELS - running, false);
                     let start = Instant::now();
                     for number in 0..u64::from(CANCELS) {
                         // A factor without a divisor in common with the count visits each once.
