@@ -248,7 +248,8 @@ def snippets(using: str) -> list[str]:
 
 
 def test_every_snippet_of_python_is_run_here():
-    assert len(fenced(README, "python")) == len(snippets("openai")) + len(snippets("miniinfer"))
+    counts = [len(snippets(f"from {name} import")) for name in ("openai", "anthropic", "miniinfer")]
+    assert len(fenced(README, "python")) == sum(counts)
 
 
 def subject(code: str) -> str:
@@ -256,12 +257,12 @@ def subject(code: str) -> str:
     return next(name for name in ("AsyncLLM", "LLMEngine", "LLM") if name in code)
 
 
-@pytest.mark.parametrize("code", snippets("miniinfer"), ids=subject)
+@pytest.mark.parametrize("code", snippets("from miniinfer"), ids=subject)
 def test_the_library_snippets_run(code, builtin_gguf, capsys):
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
     assert len(printed) > 20
-    if "capital of France" in code:
+    if "capital of France" in code or "Seine" in code:
         assert "Paris" in printed
 
 
@@ -299,10 +300,15 @@ def run_against(server: str, command: list[str]) -> str:
     return result.stdout
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="openai is not installed")
-def test_the_openai_snippet_runs(server):
-    for code in snippets("openai"):
-        assert run_against(server, [sys.executable, "-c", code]).strip()
+@pytest.mark.parametrize("client", ["openai", "anthropic"])
+def test_the_snippets_of_clients_run(server, client):
+    if importlib.util.find_spec(client) is None:
+        pytest.skip(f"{client} is not installed")
+    printed = [run_against(server, [sys.executable, "-c", c]) for c in snippets(f"from {client}")]
+    assert all(text.strip() for text in printed)
+    if client == "openai":
+        assert any(re.fullmatch(r"roll (6|20)\n", text) for text in printed)
+        assert any("Paris" in text for text in printed)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

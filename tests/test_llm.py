@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from engines import check_idle, greedy, make_llm
-from miniinfer import LLM, EngineDeadError, ParameterError, RequestError, SamplingParams
+from miniinfer import LLM, EngineArgs, EngineDeadError, ParameterError, RequestError, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -624,6 +624,36 @@ class TestSettings:
         llm = own(block_size=16, num_kv_blocks=8, max_model_len=None)
         assert llm.llm_engine.engine.max_model_len == 128
         assert "lowered" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("settings", "on_cpu", "elsewhere"),
+        [
+            ({}, 512, 2048),
+            ({"max_num_seqs": 3000}, 3000, 3000),
+            ({"max_num_seqs": 3000, "max_num_batched_tokens": 1000}, 1000, 1000),
+        ],
+    )
+    def test_a_step_takes_less_of_a_prompt_on_a_cpu(
+        self, own: Callable[..., LLM], settings: dict[str, Any], on_cpu: int, elsewhere: int
+    ) -> None:
+        args = EngineArgs(**settings)
+        assert args.batched_tokens(on_cpu=True) == on_cpu
+        assert args.batched_tokens(on_cpu=False) == elsewhere
+        assert args.max_num_seqs == min(settings.get("max_num_seqs", 256), elsewhere)
+        limits = own(**{"max_num_batched_tokens": None} | settings).llm_engine.engine.limits
+        assert limits["max_num_batched_tokens"] == on_cpu
+
+    @pytest.mark.parametrize(
+        ("target", "on_cpu", "elsewhere"), [("auto", 250, None), (None, None, None), (5, 5, 5)]
+    )
+    def test_steps_have_a_target_on_a_cpu(
+        self, own: Callable[..., LLM], target: float | str | None, on_cpu: Any, elsewhere: Any
+    ) -> None:
+        args = EngineArgs(target_itl_ms=target)
+        assert args.step_target_ms(on_cpu=True) == on_cpu
+        assert args.step_target_ms(on_cpu=False) == elsewhere
+        limits = own(target_itl_ms=target).llm_engine.engine.limits
+        assert limits["target_itl_ms"] == on_cpu
 
     @pytest.mark.parametrize(
         ("settings", "words"),

@@ -139,7 +139,7 @@ class StepEngine(abc.ABC):
     def _make_core(self) -> None:
         from .step import StepBuffers
 
-        args = self.args
+        args, on_cpu = self.args, self.device.type == "cpu"
         num_blocks = self._num_kv_blocks()
         capacity = num_blocks * args.block_size
         if args.max_model_len is None and capacity < self.max_model_len:
@@ -157,10 +157,10 @@ class StepEngine(abc.ABC):
             "block_size": args.block_size,
             "num_blocks": num_blocks,
             "max_num_seqs": args.max_num_seqs,
-            "max_num_batched_tokens": args.max_num_batched_tokens,
+            "max_num_batched_tokens": args.batched_tokens(on_cpu=on_cpu),
             "max_model_len": self.max_model_len,
             "enable_prefix_caching": args.enable_prefix_caching,
-            "target_itl_ms": args.target_itl_ms,
+            "target_itl_ms": args.step_target_ms(on_cpu=on_cpu),
         }
         speculation = args.speculation()
         if speculation is not None:

@@ -595,6 +595,7 @@ proptest! {
         stats.counters.accepted_tokens = numbers[1];
         stats.counters.drafts = numbers[6];
         stats.num_paused = numbers[2] as u32 as usize;
+        stats.num_deferred = numbers[7] as u32 as usize;
         stats.blocks_total = numbers[3] as u32;
         stats.prefix_evictions = numbers[4];
         stats.counters.time_to_first_token.sum = sum;

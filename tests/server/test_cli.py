@@ -102,6 +102,7 @@ def test_version(capsys):
         ["serve", "--max-num-seqs", "0"],
         ["serve", "--max-model-len", "1.5"],
         ["serve", "--dtype", "int3"],
+        ["serve", "--target-itl-ms", "soon"],
         ["serve", "--kv-cache-memory", "much"],
         ["serve", "--kv-cache-memory", "0"],
         ["serve", "--kv-cache-memory", "1G", "--num-kv-blocks", "5"],
@@ -199,6 +200,16 @@ def test_dry_run_tries_what_a_start_needs(capsys, tmp_path, monkeypatch):
     endpoint = ["--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces"]
     assert main(["serve", "--dry-run", "--port", "0", *endpoint]) == 1
     assert "opentelemetry-sdk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([], "auto"), (["auto"], "auto"), (["none"], None), (["12.5"], 12.5)],
+)
+def test_the_target_of_a_step(given, expected, capsys):
+    flags = [flag for value in given for flag in ("--target-itl-ms", value)]
+    assert main(["serve", "--dry-run", "--port", "0", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"]["target_itl_ms"] == expected
 
 
 @pytest.mark.parametrize(

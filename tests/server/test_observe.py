@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from miniinfer.cli.logs import JsonFormatter, LineFormatter
@@ -32,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VLLM = {
     "num_requests_running",
     "num_requests_waiting",
+    "num_requests_waiting_by_reason",
     "kv_cache_usage_perc",
     "prefix_cache_queries",
     "prefix_cache_hits",
@@ -110,6 +113,15 @@ async def test_responses_are_counted_by_route_and_code(client, engine):
     assert counted[("code", "200"), ("route", CHAT)] == 1
     assert counted[("code", "404"), ("route", "other")] == 2
     assert counted[("code", "405"), ("route", "other")] == 1
+
+
+async def test_waiting_requests_are_shown_by_reason(client, engine):
+    engine.counters |= {"num_requests_waiting": 7, "num_requests_deferred": 2}
+    found = await families(client)
+    shown = samples(found["miniinfer:num_requests_waiting_by_reason"])
+    by_reason = {dict(labels)["reason"]: value for labels, value in shown.items()}
+    assert by_reason == {"capacity": 5, "deferred": 2}
+    assert sum(by_reason.values()) == sum(samples(found["miniinfer:num_requests_waiting"]).values())
 
 
 async def test_channel_actions_are_shown(client, engine):
@@ -362,6 +374,44 @@ async def test_traces(start, engine):
     assert bad.status.status_code is StatusCode.ERROR
     for span in (good, bad):
         assert SECRET not in span.to_json()
+
+
+async def test_traces_leave_for_a_collector(start, engine):
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    came = []
+
+    async def collect(request):
+        assert request.content_type == "application/x-protobuf"
+        came.append(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response(content_type="application/x-protobuf")
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", collect)
+    engine.script = lambda ids, params: answer(params, ["a", "b"])
+    async with TestServer(app) as collector:
+        tracing = await asyncio.to_thread(
+            Tracing.to_endpoint, str(collector.make_url("/v1/traces"))
+        )
+        client = await start(engine, tracing=tracing)
+        trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+        headers = {"traceparent": f"00-{trace_id}-{parent_id}-01"}
+        async with client.post(CHAT, json={**BODY, "stream": True}, headers=headers) as response:
+            await read_events(response)
+        # The span is made when the handler is over, and sent at the latest by `close`.
+        await client.close()
+        await asyncio.to_thread(tracing.close)
+    [exported] = came
+    [resource] = exported.resource_spans
+    names = {item.key: item.value.string_value for item in resource.resource.attributes}
+    assert names["service.name"] == "miniinfer"
+    [span] = resource.scope_spans[0].spans
+    assert (span.name, span.trace_id.hex()) == (f"POST {CHAT}", trace_id)
+    assert span.parent_span_id.hex() == parent_id
+    assert [event.name for event in span.events] == ["submitted", "first_token"]
+    numbers = {item.key: item.value.int_value for item in span.attributes}
+    assert numbers["gen_ai.usage.output_tokens"] == 2
+    assert SECRET.encode() not in exported.SerializeToString()
 
 
 async def test_a_trace_that_fails_breaks_no_request(start, engine):

@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Run the command, unless torchrun started this process to compute for another one's."""
+    if hasattr(arguments, "prepare"):
+        arguments.prepare(arguments)
     if hasattr(arguments, "tensor_parallel_size") and not getattr(arguments, "dry_run", False):
         args = engine_args(arguments)
         launch = torchrun()

@@ -33,14 +33,12 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="take the prompt as a user's message to answer"
     )
-    parser.set_defaults(run=run, log_level="warning")
+    parser.set_defaults(run=run, prepare=tell_words_apart, log_level="warning")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer to stdout."""
-    arguments.model, prompt = _model_and_prompt(arguments)
-    if prompt == "-":
-        prompt = sys.stdin.read()
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     if not prompt:
         raise UsageError("the prompt is empty")
     engine = engine_args(arguments)
@@ -62,15 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _model_and_prompt(arguments: argparse.Namespace) -> tuple[str | None, str]:
-    """Return which model is to continue what: a word that stands alone is the prompt."""
+def tell_words_apart(arguments: argparse.Namespace) -> None:
+    """Set which model is to continue what: a word that stands alone is the prompt."""
     words = [word for word in (arguments.model, arguments.text) if word is not None]
     if arguments.prompt is not None:
         if len(words) > 1:
             raise UsageError(f"there are two prompts: --prompt, and {words[1]!r} behind the model")
-        return arguments.model, arguments.prompt
-    if not words:
-        raise UsageError("there is no prompt: miniinfer generate 'Once upon a time'")
-    if len(words) == 1 and Path(words[0]).exists():
-        raise UsageError(f"there is no prompt: miniinfer generate {words[0]} 'Once upon a time'")
-    return (words[0] if len(words) > 1 else None), words[-1]
+        return
+    if not words or (len(words) == 1 and words[0] and Path(words[0]).exists()):
+        model = "".join(f"{word} " for word in words)
+        raise UsageError(f"there is no prompt: miniinfer generate {model}'Once upon a time'")
+    arguments.prompt = words.pop()
+    arguments.model = words.pop() if words else None

@@ -56,6 +56,17 @@ def byte_size(text: str) -> int:
     return size
 
 
+def _target(text: str) -> float | str | None:
+    """Parse milliseconds, auto or none."""
+    if text in ("auto", "none"):
+        return None if text == "none" else text
+    try:
+        return float(text)
+    except ValueError:
+        message = f"must be milliseconds, auto or none, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object."""
     try:
@@ -127,15 +138,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-num-batched-tokens",
         type=positive_int,
-        default=2048,
         metavar="N",
-        help="tokens computed in one step (default: %(default)s)",
+        help="tokens computed in one step (default: 512 on a CPU, else 2048)",
     )
     group.add_argument(
         "--target-itl-ms",
-        type=float,
+        type=_target,
+        default="auto",
         metavar="MS",
-        help="keep steps this short by taking prompts in smaller pieces (default: no target)",
+        help="keep steps this short by taking prompts in smaller pieces while others wait for "
+        "tokens, or none (default: 250 on a CPU, else none)",
     )
     group.add_argument(
         "--speculative-config",

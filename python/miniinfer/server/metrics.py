@@ -146,6 +146,7 @@ class Metrics:
     def _families(self, stats: Mapping[str, Any], model: str) -> Iterable[Metric]:
         for name, help_text in _GAUGES.items():
             yield _gauge(name, help_text, model, stats.get(name, 0))
+        yield _waiting_by_reason(stats, model)
         yield _gauge("kv_cache_usage_perc", "Share of KV blocks in use.", model, kv_usage(stats))
         for name, help_text in _COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, help_text, labels=[MODEL_LABEL])
@@ -267,6 +268,20 @@ def _cache_info(stats: Mapping[str, Any], model: str) -> Metric:
     )
     info.add_metric(list(labels.values()), 1.0)
     return info
+
+
+def _waiting_by_reason(stats: Mapping[str, Any], model: str) -> Metric:
+    """Return the waiting requests by what they wait for, under vLLM's labels."""
+    family = GaugeMetricFamily(
+        PREFIX + "num_requests_waiting_by_reason",
+        "Waiting requests by reason: capacity, room in a step or in the KV cache; deferred, "
+        "another choice of the request, or a client that was behind.",
+        labels=[MODEL_LABEL, "reason"],
+    )
+    deferred = float(stats.get("num_requests_deferred", 0))
+    family.add_metric([model, "capacity"], float(stats.get("num_requests_waiting", 0)) - deferred)
+    family.add_metric([model, "deferred"], deferred)
+    return family
 
 
 def _gauge(name: str, help_text: str, model: str, value: float) -> Metric:

@@ -312,10 +312,12 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let blocks = self.blocks.counters();
         let running = self.num_running();
+        let waiting = self.table.len() - running;
         Stats {
             counters: self.counters.clone(),
             num_running: running,
-            num_waiting: self.table.len() - running,
+            num_waiting: waiting,
+            num_deferred: waiting - self.queue.num_waiting(),
             num_paused: self.num_paused,
             blocks_used: self.blocks.num_blocks() - self.blocks.num_free(),
             blocks_cached: self.blocks.num_cached_free(),

@@ -122,7 +122,8 @@ impl Engine {
         match self.cost.tokens_within(target) {
             None => budget,
             Some(fits) => {
-                let floor = MIN_CHUNK_BLOCKS * self.config.block_size;
+                // Where decodes alone take longer than the target, prompts still get as much as they.
+                let floor = decode_tokens.max(MIN_CHUNK_BLOCKS * self.config.block_size);
                 budget.min(fits.saturating_sub(decode_tokens).max(floor))
             }
         }
@@ -299,6 +300,20 @@ mod tests {
             let decodes = simulation.arrays.view().header[header::NUM_DECODES].get();
             assert_eq!(decodes, 1);
         }
+    }
+
+    #[test]
+    fn prompts_get_as_much_as_the_decodes_that_are_too_slow_by_themselves() {
+        let mut simulation = simulation(5.0);
+        for _ in 0..7 {
+            submit(&mut simulation, 4);
+        }
+        simulation.step().expect("step");
+        submit(&mut simulation, 3000);
+        simulation.engine.cost = cost(2000);
+        assert_eq!(simulation.step(), Ok(7 + 7));
+        let decodes = simulation.arrays.view().header[header::NUM_DECODES].get();
+        assert_eq!(decodes, 7);
     }
 
     #[test]

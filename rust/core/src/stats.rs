@@ -118,6 +118,9 @@ pub struct Stats {
     pub num_running: usize,
     /// Requests without one.
     pub num_waiting: usize,
+    /// Those of them that no room would help: choices that follow their request's first, and requests
+    /// that lost their blocks while their reader was behind.
+    pub num_deferred: usize,
     /// Decoding requests whose reader is behind.
     pub num_paused: usize,
     /// Blocks in use.

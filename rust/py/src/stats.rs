@@ -18,6 +18,7 @@ pub fn as_dict<'py>(
     for (name, value) in [
         ("num_requests_running", stats.num_running as u64),
         ("num_requests_waiting", stats.num_waiting as u64),
+        ("num_requests_deferred", stats.num_deferred as u64),
         ("num_requests_paused", stats.num_paused as u64),
         ("kv_blocks_used", u64::from(stats.blocks_used)),
         ("kv_blocks_cached", u64::from(stats.blocks_cached)),

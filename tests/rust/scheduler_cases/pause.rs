@@ -93,6 +93,37 @@ fn a_paused_request_gives_way_to_anyone() {
 }
 
 #[test]
+fn waiting_requests_are_told_apart_by_whether_room_would_help_them() {
+    let waiting = |world: &World| (world.stats().num_waiting, world.stats().num_deferred);
+    // Two choices follow their first, which takes the only row; another request would take one too.
+    let mut world = World::new(EngineConfig {
+        max_num_seqs: 1,
+        ..config()
+    });
+    let mut choices = ask(prompt(1, 70), 3);
+    choices.n = 3;
+    world.submit(choices);
+    world.submit(ask(prompt(2, 70), 3));
+    world.step();
+    assert_eq!(waiting(&world), (3, 2));
+    world.run(60);
+    assert_eq!(waiting(&world), (0, 0));
+    // Preempted while its reader is behind, a request wants no room until that changes.
+    let mut world = World::new(tight());
+    let slow = world.submit(ask(prompt(3, 8), 24));
+    world.steps(2);
+    world.send(Command::Pause(slow));
+    let big = world.submit(ask(prompt(4, 60), 1));
+    world.run(5);
+    world.assert_complete(big);
+    assert_eq!(waiting(&world), (1, 1));
+    world.send(Command::Resume(slow));
+    world.run(40);
+    assert_eq!(waiting(&world), (0, 0));
+    world.assert_all_complete();
+}
+
+#[test]
 fn paused_requests_give_way_before_running_ones() {
     let mut world = World::new(EngineConfig {
         max_num_seqs: 3,

@@ -32,6 +32,10 @@ enum Kind {
 ///
 /// While `hidden` is set the characters come from a special token: they say where blocks are and
 /// never become text.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "none of them says anything about another"
+)]
 pub(super) struct Writer {
     pub(super) parts: Vec<Part>,
     pub(super) hidden: bool,

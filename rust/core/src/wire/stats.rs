@@ -6,7 +6,7 @@ use super::unpack::Unpacker;
 use crate::stats::{Counters, Histogram, Stats, StepTokens};
 
 /// Numbers before the histograms.
-const NUMBERS: usize = 23;
+const NUMBERS: usize = 24;
 /// Those of times, and the one of steps' tokens.
 const HISTOGRAMS: usize = 9;
 
@@ -32,6 +32,7 @@ pub fn pack_stats(stats: &Stats, into: &mut Vec<u8>) {
         c.accepted_tokens,
         stats.num_running as u64,
         stats.num_waiting as u64,
+        stats.num_deferred as u64,
         stats.num_paused as u64,
         stats.blocks_used.into(),
         stats.blocks_cached.into(),
@@ -91,6 +92,7 @@ pub fn unpack_stats(bytes: &[u8]) -> Result<Stats, WireError> {
     let mut stats = Stats {
         num_running: u.u32("num_running")? as usize,
         num_waiting: u.u32("num_waiting")? as usize,
+        num_deferred: u.u32("num_deferred")? as usize,
         num_paused: u.u32("num_paused")? as usize,
         blocks_used: u.u32("blocks_used")?,
         blocks_cached: u.u32("blocks_cached")?,
