@@ -116,8 +116,12 @@ bench-core: $(VENV)/.wheel ## The core beside a scheduler in plain Python; refre
 	$(BIN)/python benches/core.py
 
 .PHONY: bench-cpu
-bench-cpu: $(VENV)/.model ## The kernels for CPUs and the built-in model on them; refreshes benches/
+bench-cpu: $(VENV)/.model ## The CPU backend, beside what peers are installed; refreshes benches/
 	$(BIN)/python benches/cpu.py
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.model ## Install the peers that bench-cpu compares with; takes a while
+	$(BIN)/python benches/peers/install.py
 
 .PHONY: bench-text
 bench-text: $(VENV)/.model ## Detokenising, stop strings, events, grammars; refreshes benches/

@@ -26,7 +26,7 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def write(section: str, figures: Mapping[str, float], table: str) -> None:
+def write(section: str, figures: Mapping[str, float | str], table: str) -> None:
     """Write a section's figures to its JSON file, and its table between its marks of the README."""
     results = _HERE / "results" / f"{section}.json"
     results.parent.mkdir(exist_ok=True)

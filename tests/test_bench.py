@@ -1,14 +1,18 @@
-"""The core without a model, the scheduler in plain Python, and the command that measures both."""
+"""The core without a model, the scheduler in plain Python, and the commands that measure."""
 
 import json
 import random
 
 import pytest
 
+from miniinfer import EngineArgs
 from miniinfer.bench import core as bench_core
+from miniinfer.bench import offline as bench_offline
 from miniinfer.bench.fake_model import FakeModel
 from miniinfer.bench.python_scheduler import PythonScheduler
 from miniinfer.cli import main
+from miniinfer.cli.client_options import output_file
+from tiny import write_tiny_llama
 
 LIMITS = {
     "block_size": 4,
@@ -176,3 +180,107 @@ def test_the_command_measures_and_writes_every_figure(tmp_path, capsys, monkeypa
         assert figures[f"python_scheduler_{name}"] > 0
     assert figures["python_plan_commit_p99_us_256"] >= figures["python_plan_commit_p50_us_256"] > 0
     assert figures["drain_us_per_token"] > 0
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("bench") / "tiny")
+
+
+def test_the_engine_is_measured_by_batch_size(tiny_model):
+    settings = bench_offline.OfflineSettings(
+        batches=(1, 3), input_tokens=9, max_tokens=5, rounds=2, seed=7
+    )
+    args = EngineArgs(model=str(tiny_model), num_kv_blocks=64, threads=1)
+    found = bench_offline.measure(args, settings)
+    assert list(found) == [1, 3]
+    for batch, figures in found.items():
+        assert figures["requests"] == figures["succeeded"] == 2 * batch
+        assert figures["prompt_tokens"] == 2 * batch * 9
+        assert figures["output_tokens"] == 2 * batch * 5
+        assert 0 < figures["ttft_p50_ms"] <= figures["ttft_p99_ms"] <= figures["e2e_p99_ms"]
+        rate = f"{figures['output_tokens_per_second']:,.1f}"
+        assert rate in bench_offline.table(found)
+
+
+def test_a_request_beyond_the_model_is_refused_before_anything_runs(tiny_model):
+    settings = bench_offline.OfflineSettings(input_tokens=250, max_tokens=7)
+    args = EngineArgs(model=str(tiny_model), num_kv_blocks=64, threads=1)
+    with pytest.raises(ValueError, match=r"at most 256 together.*got 257"):
+        bench_offline.measure(args, settings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"batches": (1, 0)}, "batch size must be at least 1, got 0"),
+        ({"input_tokens": 0}, "input_tokens must be at least 1, got 0"),
+        ({"rounds": -1}, "rounds must be at least 1, got -1"),
+    ],
+)
+def test_offline_settings_that_make_no_sense(fields, message):
+    with pytest.raises(ValueError, match=message):
+        bench_offline.OfflineSettings(**fields)
+
+
+def test_the_offline_command_writes_figures_and_a_page(tiny_model, tmp_path, capsys):
+    files = {"--output": tmp_path / "f.json", "--html": tmp_path / "f.html"}
+    command = ["bench", "offline", str(tiny_model), "--batch-sizes", "1", "2", "--rounds", "1"]
+    command += ["--input-tokens", "8", "--max-tokens", "4", "--num-kv-blocks", "64"]
+    command += ["--threads", "1", *(str(part) for pair in files.items() for part in pair)]
+    assert main(command) == 0
+    found = json.loads(files["--output"].read_text())
+    assert [found[batch]["output_tokens"] for batch in ("1", "2")] == [4, 8]
+    assert "output tok/s" in capsys.readouterr().out
+    assert files["--html"].read_text().count("<svg") == 4
+
+
+def test_the_core_command_writes_a_page(tmp_path, monkeypatch):
+    figures = dict.fromkeys(bench_core.SIZES, 1.5)
+    monkeypatch.setattr(bench_core, "measure", lambda: (figures, figures))
+    file = tmp_path / "core.html"
+    assert main(["bench", "core", "--html", str(file)]) == 0
+    text = file.read_text()
+    assert text.count("<svg") == 2
+    assert "plan_commit_us_256" in text
+
+
+@pytest.mark.parametrize("subject", ["core", "offline", "serve"])
+@pytest.mark.parametrize("flag", ["--json", "--output", "--html"])
+def test_a_file_that_cannot_be_written_is_found_before_the_measurement(
+    subject, flag, tmp_path, capsys
+):
+    for path in (tmp_path / "absent" / "file", tmp_path):
+        with pytest.raises(SystemExit) as end:
+            main(["bench", subject, flag, str(path)])
+        assert end.value.code == 2
+        error = capsys.readouterr().err
+        assert str(path) in error
+        assert flag in error
+        assert error.count("\n") == 1
+
+
+def test_a_check_of_a_file_leaves_none_behind_and_keeps_what_is_there(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("kept")
+    assert output_file(str(old)) == old
+    assert output_file(str(new)) == new
+    assert old.read_text() == "kept"
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("url", ["http://", "ftp://127.0.0.1", "http://127.0.0.1:x", ":::"])
+def test_an_address_that_is_none_is_found_before_the_load(url, capsys):
+    assert main(["bench", "serve", "--url", url]) == 2
+    error = capsys.readouterr().err
+    assert "--url must look like" in error
+    assert repr(url) in error
+
+
+def test_certificates_that_are_none_are_named(tmp_path, capsys):
+    file = tmp_path / "ca.pem"
+    assert main(["bench", "serve", "--cacert", str(file)]) == 2
+    assert f"cannot read --cacert {file}" in capsys.readouterr().err
+    file.write_text("no certificate")
+    assert main(["bench", "serve", "--cacert", str(file)]) == 2
+    assert f"--cacert {file} holds no certificates" in capsys.readouterr().err

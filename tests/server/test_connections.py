@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 import ssl
@@ -13,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from miniinfer.cli import main
 from miniinfer.server.connection import descriptor_limit
 from miniinfer.server.run import ServerStartError
 from miniinfer.server.tls import TLSError, server_context
@@ -253,6 +255,33 @@ async def test_a_handshake_that_does_not_come(engine, certificate):
     files = {"tls_cert": str(certificate / "both.pem"), "idle_timeout": 0.2}
     async with serving(engine, **files) as session, connected(session) as (reader, _):
         assert await reader.read() == b""
+
+
+def talk_to(command, url, monkeypatch):
+    """A command against a server: its exit code, from a thread that may block."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    few = ["--num-requests", "2", "--num-warmup", "0"] if command == ("bench", "serve") else []
+    return lambda *flags: asyncio.to_thread(main, [*command, "--url", url, *few, *flags])
+
+
+@pytest.mark.parametrize("command", [("bench", "serve"), ("chat",)])
+async def test_commands_at_a_server_with_a_certificate_of_its_own(
+    engine, certificate, command, monkeypatch, capsys
+):
+    engine.script = lambda ids, params: answer(params, ["a"])
+    engine.max_model_len = 10_000
+    cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
+    async with serving(engine, tls_cert=cert, tls_key=key) as session:
+        url = f"https://127.0.0.1:{session._base_url.port}"
+        for flags in (("--insecure",), ("--cacert", cert)):
+            assert await talk_to(command, url, monkeypatch)(*flags) == 0
+        capsys.readouterr()
+        served = len(engine.requests)
+        await talk_to(command, url, monkeypatch)()
+        refusal = capsys.readouterr().err
+    assert len(engine.requests) == served
+    assert "--cacert FILE trusts it, --insecure does not verify" in refusal
+    assert "certificate" in refusal
 
 
 @pytest.mark.parametrize("files", [("cert.pem", "key.pem"), ("both.pem", None)])

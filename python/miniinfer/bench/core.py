@@ -16,9 +16,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from . import plot
 from .loads import CoreLoad, Load, LoadSize, PythonLoad, random_prompt
 
-__all__ = ["Figures", "measure", "table"]
+__all__ = ["Figures", "measure", "page", "table"]
 
 Figures = dict[str, float]
 
@@ -200,3 +201,17 @@ def table(core: Figures, python: Figures) -> str:
         rest = "" if other is None else f" {other:11,.1f} {other / value:6.1f}x"
         lines.append(f"{name:36} {value:10,.2f}{rest}")
     return "\n".join(lines)
+
+
+def page(core: Figures, python: Figures) -> str:
+    """Return the figures as a page with charts of a step by the requests that decode."""
+    charts = []
+    for title, figures in (("compiled core", core), ("scheduler in Python", python)):
+        points = [
+            (float(size.running), figures[name])
+            for name, size in SIZES.items()
+            if not size.waiting and name in figures
+        ]
+        name = f"plan and commit by decoding requests: {title}"
+        charts.append(plot.chart(name, "requests", "us", points, line=True))
+    return plot.page("miniinfer bench core", "the control plane", table(core, python), charts)

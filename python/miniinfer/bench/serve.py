@@ -7,6 +7,7 @@ answer before it sends the next, and shows how much a server can do.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class LoadSettings:
     """More fields for every request."""
     seed: int = 0
     timeout: float = 600.0
+    tls: ssl.SSLContext | None = None
+    """How an https server is verified; None is by the system's certificates."""
 
     def __post_init__(self) -> None:
         if self.endpoint not in PATHS:
@@ -84,7 +87,7 @@ async def run_load(settings: LoadSettings) -> LoadRun:
     bodies = _bodies(settings)
     headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     # The client must not be the limit: as many connections as there are requests.
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, ssl=settings.tls or True)
     no_limit = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(
         headers=headers, connector=connector, timeout=no_limit
@@ -128,6 +131,9 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
             if response.status != 200:
                 raise CannotMeasure(f"{url}/v1/models answers {response.status}")
             return str((await response.json())["data"][0]["id"])
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = f"{error.certificate_error}; --cacert FILE trusts it, --insecure does not verify"
+        raise CannotMeasure(f"cannot reach {url}: {reason}") from error
     except aiohttp.ClientError as error:
         raise CannotMeasure(f"cannot reach {url}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError) as error:

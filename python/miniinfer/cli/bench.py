@@ -1,15 +1,20 @@
-"""`miniinfer bench`: what the control plane costs, and what a server does under load."""
+"""`miniinfer bench`: the control plane, the engine without a server, a server under load."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from .client_options import add_tls_options, output_file, split_url, tls_context
 from .options import (
     Subparsers,
     UsageError,
+    add_engine_options,
     api_key_from_environment,
+    engine_args,
     json_object,
     positive_int,
 )
@@ -19,11 +24,12 @@ def add_parser(commands: Subparsers) -> None:
     """Add the command and its flags."""
     parser = commands.add_parser(
         "bench",
-        help="measure the control plane, or a server under load",
-        description="Measure the control plane, or a server under load.",
+        help="measure the control plane, the engine, or a server",
+        description="Measure the control plane, the engine, or a server under load.",
     )
     subjects = parser.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     _add_core(subjects)
+    _add_offline(subjects)
     _add_serve(subjects)
 
 
@@ -36,8 +42,55 @@ def _add_core(subjects: Subparsers) -> None:
             "of the same semantics in plain Python. Takes about a minute."
         ),
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    _add_outputs(parser)
     parser.set_defaults(run=run_core)
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        "--output",
+        type=output_file,
+        metavar="FILE",
+        help="write the figures there too",
+    )
+    parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help="write a page with charts there"
+    )
+
+
+def _add_offline(subjects: Subparsers) -> None:
+    parser = subjects.add_parser(
+        "offline",
+        help="throughput and latency of a model, without a server",
+        description=(
+            "Generate for batches of random prompts, each batch submitted at once, and report "
+            "rates, times to first token, between tokens and end to end."
+        ),
+    )
+    add_engine_options(parser)
+    parser.add_argument(
+        "--batch-sizes",
+        nargs="+",
+        type=positive_int,
+        default=(1, 8, 32),
+        metavar="N",
+        help="requests at once (default: 1 8 32)",
+    )
+    for name, default, text in (
+        ("--input-tokens", 128, "tokens of a prompt"),
+        ("--max-tokens", 64, "tokens of an answer"),
+        ("--rounds", 3, "batches of each size that count, behind one that does not"),
+    ):
+        parser.add_argument(
+            name,
+            type=positive_int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+    _add_outputs(parser)
+    parser.set_defaults(run=run_offline, log_level="warning")
 
 
 def _add_serve(subjects: Subparsers) -> None:
@@ -104,21 +157,47 @@ def _add_serve(subjects: Subparsers) -> None:
         metavar="SECONDS",
         help="for one request (default: %(default)g)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with charts there")
+    add_tls_options(parser)
+    _add_outputs(parser)
     parser.set_defaults(run=run_serve)
 
 
 def run_core(arguments: argparse.Namespace) -> int:
     """Print the table of the control plane."""
-    from miniinfer.bench.core import measure, table
+    from miniinfer.bench.core import measure, page, table
 
     core, python = measure()
     print(table(core, python))
-    if arguments.json is not None:
-        figures = core | {f"python_scheduler_{name}": value for name, value in python.items()}
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    figures = core | {f"python_scheduler_{name}": value for name, value in python.items()}
+    _write(arguments, figures, lambda: page(core, python))
     return 0
+
+
+def run_offline(arguments: argparse.Namespace) -> int:
+    """Print the table of the engine; 1 if a request failed."""
+    from miniinfer.bench.offline import OfflineSettings, measure, page, table
+
+    from .logs import set_up_logging
+
+    set_up_logging(arguments.log_level)
+    settings = OfflineSettings(
+        batches=arguments.batch_sizes,
+        input_tokens=arguments.input_tokens,
+        max_tokens=arguments.max_tokens,
+        rounds=arguments.rounds,
+        seed=arguments.seed or 0,
+    )
+    found = measure(engine_args(arguments), settings)
+    print(table(found))
+    _write(arguments, {str(batch): each for batch, each in found.items()}, lambda: page(found))
+    return 1 if any(each["errors"] for each in found.values()) else 0
+
+
+def _write(arguments: argparse.Namespace, figures: dict[str, Any], page: Callable[[], str]) -> None:
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if arguments.html is not None:
+        arguments.html.write_text(page(), encoding="utf-8")
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
@@ -138,7 +217,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     )
     try:
         settings = LoadSettings(
-            url=arguments.url.rstrip("/").removesuffix("/v1"),
+            url=split_url(arguments.url).geturl().rstrip("/").removesuffix("/v1"),
+            tls=tls_context(arguments),
             api_key=arguments.api_key or api_key_from_environment(),
             concurrency=concurrency,
             **{name: getattr(arguments, name) for name in names},
@@ -148,8 +228,5 @@ def run_serve(arguments: argparse.Namespace) -> int:
     run = asyncio.run(run_load(settings))
     found = figures(run)
     print(table(found))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    if arguments.html is not None:
-        arguments.html.write_text(page(run, found), encoding="utf-8")
+    _write(arguments, found, lambda: page(run, found))
     return 0 if found["succeeded"] else 1

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from .client_options import add_tls_options, tls_context
 from .options import (
     API_KEY_VARIABLE,
     Subparsers,
@@ -36,6 +37,7 @@ def add_parser(commands: Subparsers) -> None:
     parser.add_argument(
         "--api-key", metavar="KEY", help=f"the server's key, or set {API_KEY_VARIABLE}"
     )
+    add_tls_options(parser)
     parser.set_defaults(run=run, log_level="warning")
 
 
@@ -60,7 +62,8 @@ def _backend(arguments: argparse.Namespace) -> Backend:
         from .http_backend import HttpBackend
 
         key = arguments.api_key or api_key_from_environment()
-        return HttpBackend(arguments.url, model=arguments.model, api_key=key)
+        tls = tls_context(arguments)
+        return HttpBackend(arguments.url, model=arguments.model, api_key=key, tls=tls)
 
     from .backend import LocalBackend
     from .logs import set_up_logging

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import SplitResult, urlsplit
 
-from .options import UsageError
+from .client_options import split_url
 
 _CONNECT_TIMEOUT_SECONDS = 10.0
 
@@ -17,13 +17,21 @@ _CONNECT_TIMEOUT_SECONDS = 10.0
 class HttpBackend:
     """Talks to `/v1/chat/completions` of an OpenAI-compatible server."""
 
-    def __init__(self, url: str, *, model: str | None, api_key: str | None) -> None:
-        self._parts = parts = _split(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None,
+        api_key: str | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._parts = parts = split_url(url)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._model = model
+        self._tls = tls
 
     def __enter__(self) -> Self:
         return self
@@ -56,12 +64,7 @@ class HttpBackend:
     def _request(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        secure = self._parts.scheme == "https"
-        connection_type = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        assert self._parts.hostname is not None, "checked at construction"
-        connection = connection_type(
-            self._parts.hostname, self._parts.port, timeout=_CONNECT_TIMEOUT_SECONDS
-        )
+        connection = self._connection()
         try:
             connection.connect()
             connection.sock.settimeout(None)  # An answer may take as long as it takes.
@@ -70,6 +73,12 @@ class HttpBackend:
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(_error_message(response))
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            raise RuntimeError(
+                f"cannot reach the server at {self._parts.netloc}: {error.verify_message}; "
+                "--cacert FILE trusts it, --insecure does not verify"
+            ) from error
         except OSError as error:
             connection.close()
             reason = error.strerror or error
@@ -81,17 +90,13 @@ class HttpBackend:
             raise
         return connection, response
 
-
-def _split(url: str) -> SplitResult:
-    """Return the parts of a server's URL; its scheme may be left out."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts
-    except ValueError:
-        # A port that is no number, a bracket without its pair: the same answer.
-        pass
-    raise UsageError(f"--url must look like http://127.0.0.1:8000, got {url!r}")
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname, self._parts.port
+        assert host is not None, "checked at construction"
+        timeout = _CONNECT_TIMEOUT_SECONDS
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
+        return http.client.HTTPConnection(host, port, timeout=timeout)
 
 
 def _contents(response: http.client.HTTPResponse) -> Generator[str]:
