@@ -36,9 +36,9 @@ class FakeProbe:
         return self.memory
 
 
-def blocks(probe, step=lambda: None, device=CUDA, **settings):
+def blocks(probe, step=lambda: None, device=CUDA, least_free=None, **settings):
     args = EngineArgs(**({"max_num_seqs": 2**16, "max_num_batched_tokens": 2**16} | settings))
-    return num_kv_blocks(args, device, BLOCK, 131_072, step, probe)
+    return num_kv_blocks(args, device, BLOCK, 131_072, step, least_free, probe)
 
 
 def test_a_gpu_gives_what_weights_and_the_largest_step_leave():
@@ -49,6 +49,14 @@ def test_a_gpu_gives_what_weights_and_the_largest_step_leave():
     assert ran == [1]
     assert blocks(probe, gpu_memory_utilization=0.5) == 21 * GIB // BLOCK
     assert blocks(probe, gpu_memory_utilization=1) == 61 * GIB // BLOCK
+
+
+def test_no_process_of_an_engine_has_to_have_more_than_it_can():
+    probe = FakeProbe(80 * GIB, 64 * GIB, 3 * GIB)
+    assert blocks(probe, least_free=60 * GIB) == 49 * GIB // BLOCK
+    assert blocks(probe, least_free=70 * GIB) == 53 * GIB // BLOCK
+    host = FakeProbe(64 * GIB, 10 * GIB)
+    assert blocks(host, device=torch.device("cpu"), least_free=5 * GIB) == 2 * GIB // BLOCK
 
 
 def test_never_more_blocks_than_are_of_use():
