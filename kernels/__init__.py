@@ -7,7 +7,13 @@ Triton is not imported before its first use.
 
 from .kv_write import write_kv, write_kv_reference
 from .paged_attention import paged_attention, paged_attention_reference
-from .rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from .rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    head_norm,
+    rms_norm,
+    rms_norm_reference,
+)
 from .rotary import apply_rotary, apply_rotary_reference
 from .sample import sample, sample_reference
 from .silu_mul import silu_mul, silu_mul_reference
@@ -17,6 +23,7 @@ __all__ = [
     "add_rms_norm_reference",
     "apply_rotary",
     "apply_rotary_reference",
+    "head_norm",
     "paged_attention",
     "paged_attention_reference",
     "rms_norm",

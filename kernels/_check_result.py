@@ -22,6 +22,14 @@ class Sizes:
     vocab: int
     samples: int
     models: tuple[str, ...]
+    prompt: int
+    """Tokens of each prompt of an engine."""
+    new_tokens: int
+    """Tokens of each answer; at least 3, so that there is a pause between two decode steps."""
+    seconds: float
+    """For all parts together."""
+    part_seconds: float
+    """After which a part is taken for hung. The first launch of each kernel compiles it."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def _model(layers: int, hidden: int, inner: int, heads: tuple[int, int], vocab: 
 MODELS = {
     "0.6B": _model(28, 1024, 3072, (16, 8), 151_936),
     "8B": _model(32, 4096, 14_336, (32, 8), 128_256),
-    "tiny": _model(1, 64, 96, (2, 1), 100),
+    "tiny": _model(1, 64, 96, (2, 1), 300),
 }
 """Shapes of Qwen3-0.6B and Llama-3-8B, and one for the interpreter."""
 

@@ -22,11 +22,15 @@ def launch(
     normed: Tensor,
     total: Tensor | None = None,
 ) -> None:
-    """Run the kernel: one program for each row, which it holds in registers."""
-    rows, width = x.shape
-    if rows == 0 or width == 0:
+    """Run the kernel: one program for each row, which it holds in registers.
+
+    `x` is [R, H] with `weight` [H], or heads [T, N, D] with `weight` [N, D]; in the latter only the
+    first dimension is strided.
+    """
+    width = x.shape[-1]
+    if x.numel() == 0:
         return
-    rms_norm_kernel[(rows,)](
+    rms_norm_kernel[(x.numel() // width,)](
         x,
         x if residual is None else residual,
         weight,
@@ -35,6 +39,7 @@ def launch(
         x.stride(0),
         x.stride(0) if residual is None else residual.stride(0),
         width,
+        1 if x.dim() == 2 else x.shape[1],
         eps,
         HAS_RESIDUAL=residual is not None,
         WIDTH=power_of_2(width),
@@ -44,24 +49,28 @@ def launch(
 
 @triton.jit
 def rms_norm_kernel(
-    x,  # [R, width]
+    x,  # [R, width], or [R / group, group, width]
     residual,  # [R, width]
-    weight,  # [width]
+    weight,  # [group, width]
     normed,  # [R, width]
     total,  # [R, width]
     x_stride,
     residual_stride,
     width,
+    group,
     eps,
     HAS_RESIDUAL: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The norm of one row."""
+    """The norm of one row; `group` is 1 where all rows share a weight."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)  # [WIDTH]
     inside = column < width
     dtype = normed.dtype.element_ty
-    values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    head = row % group
+    values = tl.load(
+        x + row // group * x_stride + head * width + column, mask=inside, other=0.0
+    ).to(tl.float32)
     if HAS_RESIDUAL:
         added = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
         rounded = (values + added.to(tl.float32)).to(dtype)
@@ -69,5 +78,7 @@ def rms_norm_kernel(
         values = rounded.to(tl.float32)
     mean_square = tl.sum(values * values, axis=0) / width
     scaled = (values * (1.0 / tl.sqrt(mean_square + eps))).to(dtype).to(tl.float32)
-    factor = tl.load(weight + column, mask=inside, other=0.0).to(dtype).to(tl.float32)
+    factor = (
+        tl.load(weight + head * width + column, mask=inside, other=0.0).to(dtype).to(tl.float32)
+    )
     tl.store(normed + row * width + column, (scaled * factor).to(dtype), mask=inside)

@@ -158,8 +158,10 @@ def variants(traits: Traits) -> list[Variant]:
     found.append(
         Variant("write_kv bf16/e4m3", write, _typed("bf16") | caches, {"FP8": fp8, **tile})
     )
-    row = {"HAS_RESIDUAL": True, "WIDTH": 4096, "num_warps": warps_of_row(4096)}
+    row = {"HAS_RESIDUAL": True, "group": 1, "WIDTH": 4096, "num_warps": warps_of_row(4096)}
     found.append(Variant("add_rms_norm", "_rms_norm.rms_norm_kernel", _typed("bf16"), row))
+    row = {"HAS_RESIDUAL": False, "WIDTH": 128, "num_warps": warps_of_row(128)}
+    found.append(Variant("head_norm", "_rms_norm.rms_norm_kernel", _typed("bf16"), row))
     heads = {"HEADS": 32, "HALF": 64}
     for name, interleaved in (("halves", False), ("pairs", True)):
         constants = {**heads, "INTERLEAVED": interleaved}

@@ -57,6 +57,25 @@ def add_rms_norm_reference(
     return rms_norm_reference(total, weight, eps), total
 
 
+def head_norm(heads: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` of every head by itself, [T, N, D], dense.
+
+    `heads` is [T, N, D], of which only the first dimension may be strided, `weight` dense [N, D].
+    """
+    if heads.dim() != 3:
+        raise ValueError(f"heads must have shape [T, N, D]; got {tuple(heads.shape)}")
+    check_dense("heads", heads, 2)
+    check_shape("weight", weight, tuple(heads.shape[1:]))
+    check_dense("weight", weight, 2)
+    if not use_triton(heads):
+        return rms_norm_reference(heads, weight, eps)
+    from ._rms_norm import launch
+
+    normed = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    launch(heads, None, weight, eps, normed)
+    return normed
+
+
 def _check(x: Tensor, weight: Tensor) -> None:
     if x.dim() != 2:
         raise ValueError(f"x must have shape [R, H]; got {tuple(x.shape)}")

@@ -138,7 +138,7 @@ class TestChoice:
 
     @pytest.mark.parametrize(
         "settings",
-        [{"quantization": "int2"}, {"attention_backend": "flash"}, {"kv_cache_dtype": "fp8"}],
+        [{"quantization": "int2"}, {"attention_backend": "flash"}, {"kv_cache_dtype": "fp4"}],
     )
     def test_unknown_values(self, settings: dict[str, str]) -> None:
         (name,) = settings

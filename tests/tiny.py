@@ -82,9 +82,17 @@ def _random_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
             f"{layer}.mlp.down_proj": (hidden, inner),
         }
         norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
+    heads = []
+    if config["architectures"] == ["Qwen3ForCausalLM"]:
+        layers = range(config["num_hidden_layers"])
+        heads = [f"model.layers.{layer}.self_attn.{qk}_norm" for layer in layers for qk in "qk"]
     weights = {
         f"{name}.weight": 0.3 * torch.randn(shape, generator=generator)
         for name, shape in matrices.items()
+    }
+    weights |= {
+        f"{name}.weight": 1 + 0.3 * torch.randn(config["head_dim"], generator=generator)
+        for name in heads
     }
     return weights | {f"{name}.weight": torch.ones(hidden) for name in norms}
 

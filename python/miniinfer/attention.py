@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .kernels import write_kv_reference
 from .model.batch import ForwardBatch
 from .model.kv_cache import KVCache
 
@@ -56,7 +57,7 @@ class _DecodeGroup:
     """int64 [b * L]: the cache slots of each one's context, padded with its own last slot."""
     length: int
     bias: Tensor | None
-    """[b, 1, 1, L] in the cache's type: 0 for the context, -inf for the padding."""
+    """[b, 1, 1, L] in the queries' type: 0 for the context, -inf for the padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,14 @@ class TorchAttention:
     Only slots that belong to the request are ever gathered (padding repeats its last one), so
     whatever lies in unused parts of the cache and of the block table cannot reach a result.
     Key-value heads are never repeated: the G queries of a head go in as G rows of one matrix.
+
+    `dtype`: of queries, keys and values, by default the cache's; what is stored and read is
+    converted.
     """
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, dtype: torch.dtype | None = None) -> None:
         self._cache = cache
+        self._dtype = cache.keys[0].dtype if dtype is None else dtype
         heads, head_dim = cache.keys[0].shape[2:]
         self._kv_shape = (heads, head_dim)
         self._kv_width = heads * head_dim
@@ -107,8 +112,15 @@ class TorchAttention:
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
         """See `AttentionBackend`."""
-        self._cache.keys[layer].view(-1, *self._kv_shape).index_copy_(0, slot_mapping, key)
-        self._cache.values[layer].view(-1, *self._kv_shape).index_copy_(0, slot_mapping, value)
+        caches = self._cache.keys[layer], self._cache.values[layer]
+        if self._cache.tensor_scales:
+            scales = self._cache.tensor_scales[layer]
+            write_kv_reference(
+                key, value, *caches, slot_mapping, key_scale=scales[0], value_scale=scales[1]
+            )
+            return
+        for cache, new in zip(caches, (key, value), strict=True):
+            cache.view(-1, *self._kv_shape).index_copy_(0, slot_mapping, new.to(cache.dtype))
 
     def attend(
         self, layer: int, query: Tensor, metadata: dict[int | None, _Plan], window: int | None
@@ -155,8 +167,7 @@ class TorchAttention:
         slots = blocks * self._cache.block_size + positions % self._cache.block_size
         bias = None
         if int(visible.min()) < length:
-            dtype = self._cache.keys[0].dtype
-            bias = torch.zeros(slots.shape, dtype=dtype, device=table.device)
+            bias = torch.zeros(slots.shape, dtype=self._dtype, device=table.device)
             bias.masked_fill_(steps >= counts[:, None], float("-inf"))
             bias = bias[:, None, None]
         return _DecodeGroup(rows, slots.flatten(), length, bias)
@@ -176,9 +187,20 @@ class TorchAttention:
 
     def _gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values at `slots`: [len(slots), Hkv, D] each."""
-        keys = self._cache.keys[layer].view(-1, self._kv_width).index_select(0, slots)
-        values = self._cache.values[layer].view(-1, self._kv_width).index_select(0, slots)
-        return keys.view(-1, *self._kv_shape), values.view(-1, *self._kv_shape)
+        key_scale = value_scale = None
+        if self._cache.tensor_scales:
+            key_scale, value_scale = self._cache.tensor_scales[layer]
+        keys = self._read(self._cache.keys[layer], slots, key_scale)
+        return keys, self._read(self._cache.values[layer], slots, value_scale)
+
+    def _read(self, cache: Tensor, slots: Tensor, scale: Tensor | None) -> Tensor:
+        if scale is None:
+            found = cache.view(-1, self._kv_width).index_select(0, slots).to(self._dtype)
+        else:
+            # torch does not index 8-bit floats on every device.
+            stored = cache.view(torch.uint8).view(-1, self._kv_width).index_select(0, slots)
+            found = (stored.view(cache.dtype).float() * scale).to(self._dtype)
+        return found.view(-1, *self._kv_shape)
 
     def _attend_decodes(
         self, layer: int, query: Tensor, group: _DecodeGroup, output: Tensor

@@ -37,8 +37,9 @@ _OPTIONAL = (
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "quantization": ("auto", "none", "int8", "int4"),
-    "attention_backend": ("auto", "torch", "cpu"),
-    "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
+    "load_format": ("auto", "dummy"),
+    "attention_backend": ("auto", "triton", "torch", "cpu", "flash_attn", "flashinfer"),
+    "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
 }
 _TEXTS = (
     "model",
@@ -46,6 +47,7 @@ _TEXTS = (
     "tokenizer",
     "dtype",
     "quantization",
+    "load_format",
     "attention_backend",
     "kv_cache_dtype",
     "device",
@@ -72,11 +74,16 @@ class EngineArgs:
     quantization: str = "auto"
     """On a CPU: auto keeps a GGUF file's weights quantised, none makes floats of them; int8 and
     int4 quantise any model when it is loaded."""
+    load_format: str = "auto"
+    """dummy fills the weights with random numbers: of the model, config.json and the tokenizer are
+    needed, no more. To measure with."""
     attention_backend: str = "auto"
-    """torch, or cpu for the package's own kernels, which quantised weights need."""
+    """triton: the package's kernels for GPUs. cpu: those for CPUs, which quantised weights need.
+    torch: the reference, for any device. flash_attn, flashinfer: these packages, if installed. auto
+    is triton on a GPU and cpu on a CPU, or torch where they do not run."""
     kv_cache_dtype: str = "auto"
-    """auto, float32, bfloat16, float16 or int8. auto is float16 beside quantised weights, and else
-    `dtype`."""
+    """auto, float32, bfloat16, float16, fp8 (also fp8_e4m3), or int8 on a CPU. auto is float16
+    beside quantised weights, and else `dtype`. Scales of fp8 are the checkpoint's, or 1."""
     device: str = "auto"
     """auto, cpu, or a torch device such as cuda:0."""
     tensor_parallel_size: int = 1
@@ -93,7 +100,11 @@ class EngineArgs:
     num_kv_blocks: int | None = None
     """KV blocks; overrides kv_cache_memory."""
     kv_cache_memory: int | None = None
-    """Bytes for the KV cache; None takes a share of the free memory."""
+    """Bytes for the KV cache; None takes a share of the free memory, or on a GPU what
+    gpu_memory_utilization leaves."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that may be in use: what weights and the largest step leave of it is
+    for the KV cache. Above 0 and at most 1."""
     enable_prefix_caching: bool = True
     """Reuse the KV of equal prefixes."""
     target_itl_ms: float | str | None = "auto"
@@ -130,6 +141,7 @@ class EngineArgs:
             raise ValueError(
                 f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}"
             )
+        self._check_share("gpu_memory_utilization")
         if self.target_itl_ms != "auto":
             self._check_duration("target_itl_ms")
         self._check_duration("stall_limit")
@@ -181,6 +193,13 @@ class EngineArgs:
             raise ValueError(f"{name} must be an integer, got {value!r}")
         if not low <= value <= high:
             raise ValueError(f"{name} must be from {low} to {high}, got {value}")
+
+    def _check_share(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} must be above 0 and at most 1, got {value}")
 
     def _check_duration(self, name: str) -> None:
         value = getattr(self, name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ._core import Driver, Submission
 from ._core import Engine as Core
-from .config import EngineArgs, available_memory
+from .config import EngineArgs
 from .cpu.linear import set_kernel_threads
 from .cpu.packing import choose_packing
 from .generation_config import generation_defaults
@@ -32,20 +32,16 @@ if TYPE_CHECKING:
     from ._core import _Limits
     from .model.config import ModelConfig
     from .model.host_weights import HostWeights
-    from .model.llama import LlamaModel
     from .parallel.leader import Leader
     from .parallel.model import ShardedLlamaModel
     from .runner import ModelRunner
 
-__all__ = ["Engine", "StepEngine", "choose_kv_dtype", "free_memory", "load_tokenizer"]
+__all__ = ["Engine", "StepEngine", "load_tokenizer"]
 
 logger = safe_logger(__name__)
 
 MAX_FAILURES = 3
 """Steps that may fail one after the other before the engine gives up."""
-
-_KV_SHARE = 0.4
-"""Share of the free memory that the KV cache may grow to on a CPU."""
 
 
 class StepEngine(abc.ABC):
@@ -87,6 +83,7 @@ class StepEngine(abc.ABC):
     def _load_model(self, host_weights: Future[HostWeights | None]) -> None:
         import torch
 
+        from .backends import choose_backend
         from .model.loader import load_model
 
         dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
@@ -101,6 +98,7 @@ class StepEngine(abc.ABC):
         )
         if packing is not None:
             set_kernel_threads(torch.get_num_threads())
+        self.backend = choose_backend(self.args, self.device, packing)
         self.model = load_model(
             self.source.path,
             dtype,
@@ -108,10 +106,12 @@ class StepEngine(abc.ABC):
             max_positions=self.max_model_len,
             host_weights=host_weights.result(),
             packing=packing,
+            random_weights=self.args.load_format == "dummy",
         )
-        self.kv_dtype = choose_kv_dtype(self.args, self.model)
+        self.kv_dtype = self.backend.kv_dtype(self.args, self.model)
 
     def _load_shard(self, dtype: torch.dtype | None) -> None:
+        from .backends import choose_backend
         from .model.loader import load_model
         from .parallel import lead_or_follow
 
@@ -119,14 +119,16 @@ class StepEngine(abc.ABC):
         # An engine that nobody has any more ends the other ranks too.
         weakref.finalize(self, leader.close).atexit = False
         self.device = leader.device
+        self.backend = choose_backend(self.args, self.device, None)
         self.model = load_model(
             self.source.path,
             dtype,
             self.device,
             max_positions=self.max_model_len,
             shard=leader.shard,
+            random_weights=self.args.load_format == "dummy",
         )
-        self.kv_dtype = choose_kv_dtype(self.args, self.model)
+        self.kv_dtype = self.backend.kv_dtype(self.args, self.model)
 
     def _max_model_len(self) -> int:
         asked, limit = self.args.max_model_len, self.config.max_model_len
@@ -152,6 +154,14 @@ class StepEngine(abc.ABC):
         # First the cache: its size is what the memory may refuse.
         self.num_kv_blocks = num_blocks
         self.runner = self._new_runner()
+        logger.info(
+            "attention backend %s (%s); KV cache of %s, %d blocks of %d tokens",
+            self.backend.name,
+            self.backend.reason,
+            str(self.kv_dtype).removeprefix("torch."),
+            num_blocks,
+            args.block_size,
+        )
         self.limits: _Limits = {
             "vocab_size": self.vocab_size,
             "block_size": args.block_size,
@@ -177,6 +187,7 @@ class StepEngine(abc.ABC):
             "block_size": self.args.block_size,
             "vocab_size": self.vocab_size,
             "kv_dtype": self.kv_dtype,
+            "backend": self.backend,
         }
         if self.leader is not None:
             from .parallel.runner import ParallelRunner
@@ -187,15 +198,15 @@ class StepEngine(abc.ABC):
         return ModelRunner(self.model, **sizes)
 
     def _num_kv_blocks(self) -> int:
+        from .largest_step import run_largest_step
+        from .memory import free_memory, num_kv_blocks
         from .model.kv_cache import bytes_per_block
 
         # Of the model, which may be a part: each rank has the heads that it computes.
         args, config = self.args, self.model.config
-        free = free_memory(self.device)
+        free = None
         if self.leader is not None:
-            free = self.leader.share_memory(free)
-        if args.num_kv_blocks is not None:
-            return args.num_kv_blocks
+            free = self.leader.share_memory(free_memory(self.device))
         size = bytes_per_block(
             config.num_layers,
             args.block_size,
@@ -203,17 +214,20 @@ class StepEngine(abc.ABC):
             config.head_dim,
             self.kv_dtype,
         )
-        memory = args.kv_cache_memory
-        if memory is None:
-            memory = int(_KV_SHARE * free)
-        if memory < size:
-            raise ValueError(
-                f"one KV block takes {size} bytes, beyond the {memory} bytes there are for the KV "
-                "cache; raise kv_cache_memory or lower block_size"
+
+        def largest_step() -> None:
+            run_largest_step(
+                self.model,
+                self.backend,
+                num_tokens=args.max_num_batched_tokens,
+                num_samples=args.max_num_seqs,
+                max_len=self.max_model_len,
+                block_size=args.block_size,
+                vocab_size=self.vocab_size,
+                kv_dtype=self.kv_dtype,
             )
-        # More than all requests can fill is of use to the prefix cache alone: twice that is plenty.
-        longest = -(-self.max_model_len // args.block_size)
-        return int(min(memory // size, 2 * args.max_num_seqs * longest, 2**31 - 1))
+
+        return num_kv_blocks(args, self.device, size, self.max_model_len, largest_step, free)
 
     def default_sampling_params(self) -> dict[str, Any]:
         """Sampling parameters that the model's `generation_config.json` recommends, by name."""
@@ -340,30 +354,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def choose_kv_dtype(args: EngineArgs, model: LlamaModel) -> torch.dtype:
-    """The type of the KV cache of a model that is loaded."""
-    import torch
-
-    if args.kv_cache_dtype == "auto":
-        return torch.float16 if getattr(model, "is_quantized", False) else model.dtype
-    dtype: torch.dtype = getattr(torch, args.kv_cache_dtype)
-    return dtype
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes of memory that a device has left."""
-    if device.type != "cuda":
-        # Devices without memory of their own share the host's.
-        return available_memory()
-    import torch
-
-    return int(torch.cuda.mem_get_info(device)[0])
-
-
 def _read_ahead(args: EngineArgs, source: ModelSource) -> HostWeights | None:
     """The weights, if they can be read before torch is there: in float32, for a CPU."""
     on_cpu = args.device == "cpu" or (args.device == "auto" and not _has_accelerator())
     if source.kind != "gguf" or not on_cpu or args.tensor_parallel_size > 1:
+        return None
+    if args.load_format == "dummy":
         return None
     packing = choose_packing(args, on_cpu=True, is_gguf=True)
     if packing is None and args.dtype not in ("auto", "float32"):

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from .attention import TorchAttention
-from .cpu.attention import CpuAttention
-from .cpu.model import CpuLlamaModel
+from .backends import Backend, attach_attention, backend_of
 from .model.kv_cache import KVCache
 from .model.llama import LlamaModel
 from .prompt_logprobs import report_prompts
-from .sampling import sample
 from .step import StepBuffers
 
 __all__ = ["ModelRunner", "attach_attention"]
 
 
-def attach_attention(model: LlamaModel, cache: KVCache) -> None:
-    """Give a model the attention that belongs to it, over `cache`."""
-    if isinstance(model, CpuLlamaModel):
-        model.attention = CpuAttention(cache)
-    else:
-        model.attention = TorchAttention(cache)
-
-
 class ModelRunner:
     """Runs planned steps over one model and its KV cache of `num_blocks` blocks.
 
-    `kv_dtype`: of the cache; by default the model's.
+    `kv_dtype`: of the cache; by default the model's. `backend`: what computes; by default what
+    needs torch and this package alone.
     """
 
     def __init__(
@@ -38,8 +28,10 @@ class ModelRunner:
         block_size: int,
         vocab_size: int,
         kv_dtype: torch.dtype | None = None,
+        backend: Backend | None = None,
     ) -> None:
         config = model.config
+        backend = backend_of(model) if backend is None else backend
         self.model = model
         self.vocab_size = vocab_size
         self.cache = KVCache(
@@ -50,8 +42,10 @@ class ModelRunner:
             config.head_dim,
             model.dtype if kv_dtype is None else kv_dtype,
             model.device,
+            model.kv_scales,
         )
-        attach_attention(model, self.cache)
+        backend.attach(model, self.cache)
+        self._sample = backend.sample
 
     @torch.inference_mode()
     def run(self, buffers: StepBuffers) -> None:
@@ -65,5 +59,5 @@ class ModelRunner:
         if header.num_samples == 0:
             return
         logits = self.model.logits(hidden, batch.logits_index)
-        output = sample(logits, buffers.sampling_batch(header), self.vocab_size)
+        output = self._sample(logits, buffers.sampling_batch(header), self.vocab_size)
         buffers.write_samples(output)

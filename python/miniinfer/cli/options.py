@@ -186,8 +186,16 @@ def _add_kernel_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--attention-backend",
         default="auto",
-        choices=("auto", "torch", "cpu"),
-        help="torch, or the package's own kernels (default: %(default)s)",
+        choices=("auto", "triton", "torch", "cpu", "flash_attn", "flashinfer"),
+        help="what computes attention: the package's kernels for GPUs (triton) or CPUs (cpu), "
+        "torch, or an installed package; auto is triton on a GPU, cpu on a CPU, and torch where "
+        "they do not run (default: %(default)s)",
+    )
+    group.add_argument(
+        "--load-format",
+        default="auto",
+        choices=("auto", "dummy"),
+        help="dummy takes random weights, to measure with (default: %(default)s)",
     )
 
 
@@ -204,16 +212,25 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-cache-dtype",
         default="auto",
-        choices=("auto", "float32", "bfloat16", "float16", "int8"),
-        help="type of cached keys and values (default: float16 beside quantised weights, else "
-        "that of the model)",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
+        help="type of cached keys and values; int8 on a CPU only (default: float16 beside "
+        "quantised weights, else that of the model)",
     )
     size.add_argument("--num-kv-blocks", type=positive_int, metavar="N", help="number of blocks")
     size.add_argument(
         "--kv-cache-memory",
         type=byte_size,
         metavar="SIZE",
-        help="memory for blocks, as 2GiB (default: a share of the free memory)",
+        help="memory for blocks, as 2GiB (default: a share of the free memory, on a GPU what "
+        "--gpu-memory-utilization leaves)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="share of a GPU's memory that weights, steps and KV cache may take together "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--no-prefix-caching",
@@ -233,6 +250,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "revision",
         "dtype",
         "quantization",
+        "load_format",
         "attention_backend",
         "kv_cache_dtype",
         "device",
@@ -242,6 +260,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "block_size",
         "num_kv_blocks",
         "kv_cache_memory",
+        "gpu_memory_utilization",
         "enable_prefix_caching",
         "target_itl_ms",
         "speculative_config",

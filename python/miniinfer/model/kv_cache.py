@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +33,9 @@ class KVCache:
 
     `keys[layer]` and `values[layer]`: [num_blocks, block_size, num_kv_heads, head_dim] of `dtype`,
     uninitialised. `scales[layer]`: for int8 alone, what 1 in the keys and in the values is worth,
-    float32 [num_blocks, block_size, num_kv_heads] each.
+    float32 [num_blocks, block_size, num_kv_heads] each. `tensor_scales[layer]`: for 8-bit floats
+    alone, the same for the whole layer, float32 [1] each, and `scale_numbers[layer]` as numbers;
+    from the argument `layer_scales`, or 1.
 
     Raises `KVCacheError`, with the numbers and the settings to change, when the memory cannot be
     had, and `ValueError` for a size that is not positive.
@@ -47,6 +50,7 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        layer_scales: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -70,6 +74,13 @@ class KVCache:
         except RuntimeError as error:
             reason = f"{device} refused it ({str(error).splitlines()[0]})"
             raise self._error(reason, _free_bytes(torch.device(device))) from error
+        self.scale_numbers: list[tuple[float, float]] = []
+        if dtype is torch.float8_e4m3fn:
+            self.scale_numbers = list(layer_scales or [(1.0, 1.0)] * num_layers)
+        self.tensor_scales = [
+            (torch.tensor([key], device=device), torch.tensor([value], device=device))
+            for key, value in self.scale_numbers
+        ]
 
     @property
     def num_bytes(self) -> int:

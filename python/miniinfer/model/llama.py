@@ -35,6 +35,8 @@ class LlamaModel:
     """
 
     attention: AttentionBackend[Any]
+    kv_scales: list[tuple[float, float]] | None = None
+    """Each layer's scales of keys and of values in a cache of 8-bit floats, if known."""
 
     def __init__(
         self,

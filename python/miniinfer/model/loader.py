@@ -20,7 +20,10 @@ from .gguf_config import gguf_model_config
 from .gguf_weights import GGUFWeights
 from .hf_config import read_hf_config
 from .host_weights import Floats, HostWeights, read_host_weights
+from .kv_scales import read_kv_scales
 from .llama import LlamaModel
+from .random_weights import RandomWeights
+from .read_config import read_model_config
 from .weight_layout import ModelWeights
 from .weights import SafetensorsWeights, WeightSource
 
@@ -43,6 +46,7 @@ def load_model(
     host_weights: HostWeights | None = None,
     packing: Packing | None = None,
     shard: Shard | None = None,
+    random_weights: bool = False,
 ) -> LlamaModel:
     """Load a model.
 
@@ -52,20 +56,25 @@ def load_model(
     stderr is a terminal and loading takes more than a second. `max_positions`: length of the rotary
     table, by default the model's own. `host_weights`: the weights, if they have been read before.
     `packing`: run on the CPU kernels, with weights packed like that. `shard`: load that part of it
-    alone, as a `ShardedLlamaModel`; the two exclude each other.
+    alone, as a `ShardedLlamaModel`; the two exclude each other. `random_weights`: of the files,
+    only the configuration is read; see `RandomWeights`.
 
     Raises `ModelLoadError` or `GGUFError` (both `ValueError`s), with one line that names the file,
     the setting or tensor and the value.
     """
     path, device = Path(path), torch.device(device)
     if shard is not None:
-        return _load_shard(path, shard, dtype, device, progress, max_positions)
+        return _load_shard(path, shard, dtype, device, progress, max_positions, random_weights)
     if packing is not None:
-        return _load_packed(path, packing, progress, max_positions, host_weights)
-    if host_weights is None and dtype in (None, torch.float32) and device.type == "cpu":
+        random = RandomWeights(read_model_config(path), path) if random_weights else None
+        return _load_packed(path, packing, progress, max_positions, host_weights, random)
+    can_be_host = dtype in (None, torch.float32) and device.type == "cpu" and not random_weights
+    if host_weights is None and can_be_host:
         host_weights = None if path.is_dir() else read_host_weights(path, progress)
+    kv_scales = None
     if host_weights is None:
-        config, source = _open(path)
+        config, source = _open(path, random_weights)
+        kv_scales = read_kv_scales(config, source)
         dtype = _default_dtype(config, path, device) if dtype is None else dtype
         weights = _read(config, source, dtype, device, progress)
         factors = source.rotary_factors() if isinstance(source, GGUFWeights) else None
@@ -78,6 +87,7 @@ def load_model(
         model = LlamaModel(config, dtype, device, max_positions=max_positions, weights=weights)
         if factors is not None:
             model.set_rotary_factors(torch.from_numpy(factors))
+    model.kv_scales = kv_scales
     return model
 
 
@@ -88,11 +98,12 @@ def _load_shard(
     device: torch.device,
     progress: Progress | bool | None,
     max_positions: int | None,
+    random_weights: bool,
 ) -> LlamaModel:
     from ..parallel.model import ShardedLlamaModel
     from ..parallel.weights import ShardedWeights
 
-    whole, source = _open(path)
+    whole, source = _open(path, random_weights)
     dtype = _default_dtype(whole, path, device) if dtype is None else dtype
     # The whole first: a part of a tensor that does not fit the configuration might fit by chance.
     check_tensors(_allocate(whole, dtype, torch.device("meta")).slots(), source)
@@ -104,6 +115,7 @@ def _load_shard(
         model = ShardedLlamaModel(
             config, shard, dtype, device, max_positions=max_positions, weights=weights
         )
+        model.kv_scales = read_kv_scales(whole, source)
         factors = source.rotary_factors() if isinstance(source, GGUFWeights) else None
         if factors is not None:
             model.set_rotary_factors(torch.from_numpy(factors))
@@ -116,14 +128,16 @@ def _load_packed(
     progress: Progress | bool | None,
     max_positions: int | None,
     host_weights: HostWeights | None,
+    random: RandomWeights | None,
 ) -> LlamaModel:
     from ..cpu.model import CpuLlamaModel
     from ..cpu.weights import pack_weights
 
-    if host_weights is None and not path.is_dir():
+    if host_weights is None and random is None and not path.is_dir():
         host_weights = read_host_weights(path, progress, packing=packing)
     if host_weights is None:
-        config, source = read_hf_config(path), SafetensorsWeights(path)
+        config = read_model_config(path)
+        source = SafetensorsWeights(path) if random is None else random
         with reporter(progress) as report:
             host_weights = HostWeights(pack_weights(config, source, packing, report), None, packing)
 
@@ -140,7 +154,10 @@ def _load_packed(
     return model
 
 
-def _open(path: Path) -> tuple[ModelConfig, WeightSource]:
+def _open(path: Path, random_weights: bool) -> tuple[ModelConfig, WeightSource]:
+    if random_weights:
+        config = read_model_config(path)
+        return config, RandomWeights(config, path)
     if path.is_dir():
         return read_hf_config(path), SafetensorsWeights(path)
     if not path.is_file():

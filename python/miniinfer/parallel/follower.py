@@ -16,9 +16,10 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from ..backends import choose_backend
 from ..child import Lines, ParentLink
 from ..config import EngineArgs
-from ..engine import choose_kv_dtype, free_memory
+from ..memory import free_memory
 from ..model.loader import load_model
 from ..model.read_config import read_model_config
 from ..runner import ModelRunner
@@ -77,6 +78,7 @@ class Follower:
         """Load, then follow rank 0 until it ends us. Raises what goes wrong."""
         shard, device = self._shard, self._device
         communicator = Communicator(store, shard.rank, shard.size, device, host)
+        backend = choose_backend(self._args, device, None)
         model = self._load()
         model.communicator = communicator
         free = free_memory(device)
@@ -87,7 +89,8 @@ class Follower:
             num_blocks=num_blocks,
             block_size=block_size,
             vocab_size=model.config.vocab_size,
-            kv_dtype=choose_kv_dtype(self._args, model),
+            kv_dtype=backend.kv_dtype(self._args, model),
+            backend=backend,
         )
         communicator.least(0)
         _compute(model, communicator, PlanReader((rows, columns), device))
@@ -100,7 +103,13 @@ class Follower:
         dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
         positions = args.max_model_len or config.max_model_len
         model = load_model(
-            path, dtype, self._device, False, max_positions=positions, shard=self._shard
+            path,
+            dtype,
+            self._device,
+            False,
+            max_positions=positions,
+            shard=self._shard,
+            random_weights=args.load_format == "dummy",
         )
         return cast("ShardedLlamaModel", model)
 

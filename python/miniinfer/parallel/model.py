@@ -17,15 +17,31 @@ from .shard import Shard
 __all__ = ["ShardedLlamaModel"]
 
 
+class Alone:
+    """Stands in for a `Communicator` of `size` ranks where only the work of one counts."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def sum(self, x: Tensor) -> Tensor:
+        """`x` as it is."""
+        return x
+
+    def gather(self, x: Tensor) -> list[Tensor] | None:
+        """`x` from everybody."""
+        return [x] * self._size
+
+
 class ShardedLlamaModel(LlamaModel):
     """A decoder that computes its share of each layer and adds it up with the others'.
 
-    `config`: of the part, see `Shard.config`. Set `communicator` before the first `forward`, which
-    all processes must call with the same batch. `before_logits` is called with the indices of each
+    `config`: of the part, see `Shard.config`. Set `communicator` before the first `forward` that is
+    to be right, which all processes must call with the same batch; before, nothing is exchanged, as
+    if all the others had the same. `before_logits` is called with the indices of each
     `logits`, before anything is exchanged for them.
     """
 
-    communicator: Communicator
+    communicator: Communicator | Alone
     before_logits: Callable[[Tensor], None] | None = None
 
     def __init__(
@@ -39,6 +55,7 @@ class ShardedLlamaModel(LlamaModel):
         weights: ModelWeights[Tensor],
     ) -> None:
         super().__init__(config, dtype, device, max_positions=max_positions, weights=weights)
+        self.communicator = Alone(shard.size)
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
         if weights.lm_head is None:
             self.lm_head = self.embedding[shard.vocabulary(config.vocab_size)]

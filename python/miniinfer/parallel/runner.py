@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..backends import Backend
 from ..runner import ModelRunner
 from ..step import StepBuffers
 from .leader import Leader
@@ -28,6 +29,7 @@ class ParallelRunner(ModelRunner):
         block_size: int,
         vocab_size: int,
         kv_dtype: torch.dtype,
+        backend: Backend,
     ) -> None:
         super().__init__(
             model,
@@ -35,6 +37,7 @@ class ParallelRunner(ModelRunner):
             block_size=block_size,
             vocab_size=vocab_size,
             kv_dtype=kv_dtype,
+            backend=backend,
         )
         self._leader = leader
         self._packer: PlanPacker | None = None

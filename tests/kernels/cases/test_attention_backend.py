@@ -64,11 +64,11 @@ def test_logits_are_those_of_torch_attention(num_splits):
 def test_a_cache_of_8_bits_gives_nearly_the_same():
     def over_8_bits(cache):
         sizes = (cache.num_blocks, cache.block_size, CONFIG.num_kv_heads, CONFIG.head_dim)
-        small = KVCache(CONFIG.num_layers, *sizes, torch.float8_e4m3fn, DEVICE)
+        scales = [(0.05, 0.05)] * CONFIG.num_layers
+        small = KVCache(CONFIG.num_layers, *sizes, torch.float8_e4m3fn, DEVICE, scales)
         for tensor in small.keys + small.values:
             tensor.view(torch.uint8).fill_(0x7F)
-        scale = torch.tensor([0.05], device=DEVICE)
-        return TritonAttention(small, key_scale=scale, value_scale=scale)
+        return TritonAttention(small)
 
     expected = run_steps(TorchAttention)
     for ours, theirs in zip(run_steps(over_8_bits), expected, strict=True):

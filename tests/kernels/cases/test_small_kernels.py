@@ -47,6 +47,18 @@ def test_rms_norm_of_strided_rows_and_zeros():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "heads", "head_dim"), [(0, 2, 8), (1, 1, 5), (3, 5, 80)])
+def test_head_norm_of_heads_beside_others(tokens, heads, head_dim, dtype):
+    packed = torch.full((tokens, heads + 2, head_dim), math.nan, device=DEVICE, dtype=dtype)
+    packed[:, :heads] = random(tokens, heads, head_dim, dtype=dtype) * 3
+    weight = random(heads, head_dim, dtype=dtype, seed=1)
+    actual = kernels.head_norm(packed[:, :heads], weight, 1e-5)
+    for head in range(heads):
+        one = packed[:, head], weight[head]
+        assert_near(actual[:, head], kernels.rms_norm_reference(*one, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 4), (1, 1), (3, 7), (2, 1024), (2, 1536)])
 def test_silu_mul(rows, width, dtype):
     gate_up = random(rows, 2 * width, dtype=dtype) * 5
@@ -80,6 +92,10 @@ def test_rotary(tokens, heads, kv_heads, head_dim, half, dtype):
             query, key, _ = copy.split((heads, kv_heads, kv_heads), 1)
             apply(query, key, positions, *table.chunk(2, 1), interleaved=interleaved)
             results.append(copy)
+            together = packed.clone()
+            both = together[:, : heads + kv_heads]
+            apply(both, None, positions, *table.chunk(2, 1), interleaved=interleaved)
+            assert torch.equal(together, copy)
         assert_near(*results)
         assert torch.equal(results[0][..., 2 * half :], packed[..., 2 * half :])
         assert torch.equal(results[0][:, heads + kv_heads :], packed[:, heads + kv_heads :])

@@ -1,6 +1,12 @@
 """The tools for GPUs, at small sizes in the interpreter."""
 
+import dataclasses
+import importlib.machinery
 import json
+import subprocess
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,22 +50,104 @@ def test_autotune_times_what_it_tunes():
     assert autotune._time(case, DEVICE) > 0
 
 
-def test_device_check_passes_and_reports(tmp_path, capsys, monkeypatch):
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has sizes of its own, in the real check")
+def test_device_check_passes_and_reports(tmp_path, capsys):
     report = tmp_path / "report.json"
-    # A GPU has its own sizes for this, which take minutes.
-    monkeypatch.setattr(device_check, "DEVICE_SIZES", device_check.SMOKE_SIZES)
-    arguments = ["--json", str(report)]
-    if DEVICE.type == "cpu":
-        arguments.append("--cpu-smoke")
-    assert device_check.main(arguments) == 0, capsys.readouterr().out
+    code = device_check.main(["--dry-run", "--json", str(report)])
     found = json.loads(report.read_text())
+    printed = capsys.readouterr().out
+    assert code == 0, printed
     names = [result["name"] for result in found["results"]]
-    assert len(names) > 35
+    assert len(names) > 40
     assert all(result["ok"] for result in found["results"])
-    for start in ("attention d64", "write_kv", "add_rms_norm", "apply_rotary", "sample tokens"):
+    starts = "attention d64", "write_kv", "add_rms_norm", "apply_rotary", "sample tokens"
+    starts += "decode step tiny", "engine tokens, greedy", "engine tokens, sampled"
+    starts += "engine tiny, 2 x 5, eager", "gap tiny", "transformers tiny", "vLLM tiny"
+    for start in starts:
         assert any(name.startswith(start) for name in names), start
-    assert any(name.startswith("decode step tiny") for name in names)
-    assert f"{len(names)} checks, 0 missed" in capsys.readouterr().out
+    assert f"{len(names)} checks, 0 missed" in printed
+
+
+def test_a_part_that_crashes_or_hangs_costs_its_own_results_alone(monkeypatch):
+    crash = "import os, sys; print('no kernel image', file=sys.stderr); os.abort()"
+    run = subprocess.run
+
+    def instead(command, **options):
+        return run([sys.executable, "-c", crash], **options)
+
+    monkeypatch.setattr(subprocess, "run", instead)
+    [result] = device_check.run_apart("accuracy", [], 60)
+    assert not result.ok
+    assert result.found == "ended with -6: no kernel image"
+    crash = "import time; time.sleep(600)"
+    [result] = device_check.run_apart("tokens", [], 0.5)
+    assert (result.name, result.found) == ("part tokens", "did not end in 0 s")
+    sizes = dataclasses.replace(device_check.SMOKE_SIZES, seconds=1.0)
+    results = list(device_check.run(sizes, []))
+    assert [result.name for result in results][:2] == ["part accuracy", "part tokens"]
+    assert all("left out: 1 s are over" in result.found for result in results)
+
+
+def test_an_unknown_part_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        device_check.main(["--dry-run", "--part", "luck"])
+    assert "--part must be one of accuracy, tokens, speed, engine tiny" in capsys.readouterr().err
+
+
+def test_modes_leave_out_what_an_engine_does_not_have(monkeypatch):
+    @dataclasses.dataclass
+    class Few:
+        enforce_eager: bool = False
+
+    monkeypatch.setattr(device_check._check_engine, "EngineArgs", Few)
+    modes = device_check._check_engine.modes()
+    assert modes == {"eager": {"enforce_eager": True}, "graphs": {"enforce_eager": False}}
+
+
+def test_vllm_is_given_what_it_documents(monkeypatch):
+    asked = []
+
+    class Model:
+        def __init__(self, *, model, load_format, max_model_len, max_num_seqs, **options):
+            assert (Path(model) / "config.json").is_file()
+            assert load_format == "dummy"
+            assert (max_model_len, max_num_seqs) == (8, 2)
+            assert options == {"enable_prefix_caching": False}
+
+        def generate(self, given, params, use_tqdm=True):
+            assert [len(each["prompt_token_ids"]) for each in given] == [5, 5]
+            assert not use_tqdm
+            asked.append(params)
+
+    fake = types.ModuleType("vllm")
+    fake.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    fake.LLM, fake.SamplingParams = Model, dict
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    [result] = device_check._check_engine.check_vllm(device_check.SMOKE_SIZES, DEVICE, "tiny")
+    assert result.unit == "tokens/s"
+    assert result.value > 0
+    assert [params["max_tokens"] for params in asked] == [3, 1, 3]
+
+
+def test_pauses_are_between_the_steps():
+    class Runner:
+        def run(self, pause):
+            return pause
+
+    runner = Runner()
+    marks = device_check._check_engine.StepMarks(runner, torch.device("cpu"))
+    assert marks.gap() is None
+    marks._marks = [(1.0, 2.0), (2.5, 3.0), (3.25, 9.0), (9.75, 10.0)]
+    assert marks.gap() == pytest.approx(0.5e6)
+    marks.clear()
+    assert [runner.run(7), runner.run(8)] == [7, 8]
+    assert len(marks._marks) == 2
+    gap = device_check._check_engine._gap
+    cuda = torch.device("cuda")
+    assert not gap("gap", None, False, cuda).ok
+    assert not gap("gap", 51.0, True, cuda).ok
+    assert gap("gap", 50.0, True, cuda).ok
+    assert gap("gap", 900.0, False, cuda).ok
 
 
 def test_device_check_tells_of_wrong_results_and_failures(monkeypatch):
@@ -71,7 +159,7 @@ def test_device_check_tells_of_wrong_results_and_failures(monkeypatch):
     results = {
         result.name: result
         for check in device_check._check_accuracy.CHECKS[:2]
-        for result in device_check._guarded(check, device_check.SMOKE_SIZES, DEVICE)
+        for result in device_check.guarded(check, device_check.SMOKE_SIZES, DEVICE)
     }
     assert not results["attention d64 bfloat16 num_decodes"].ok
     failed = results["check_kv_write"]
