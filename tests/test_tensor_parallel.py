@@ -113,6 +113,9 @@ class TestOneModel:
             assert sizes == [getattr(whole.layers[0], name).numel() // 2] * 2
         assert [len(part.lm_head) for part in parts] == [49, 48]
         assert parts[0].config.num_kv_heads == 1
+        # Without the other one: as much work and as many logits, but not the model's.
+        alone = PagedRunner(parts[0]).run(random_tokens(9), [4])
+        assert alone.shape == PagedRunner(whole).run(random_tokens(9), [4]).shape
 
 
 def config(heads: int, kv_heads: int, inner: int) -> ModelConfig:

@@ -20,12 +20,13 @@ __all__ = ["ShardedLlamaModel"]
 class ShardedLlamaModel(LlamaModel):
     """A decoder that computes its share of each layer and adds it up with the others'.
 
-    `config`: of the part, see `Shard.config`. Set `communicator` before the first `forward`, which
-    all processes must call with the same batch. `before_logits` is called with the indices of each
+    `config`: of the part, see `Shard.config`. All processes must call `forward` with the same
+    batch. Until `communicator` is set each computes its share alone, which shows how long that
+    takes and what memory it needs, and no more. `before_logits` is called with the indices of each
     `logits`, before anything is exchanged for them.
     """
 
-    communicator: Communicator
+    communicator: Communicator | None = None
     before_logits: Callable[[Tensor], None] | None = None
 
     def __init__(
@@ -44,7 +45,8 @@ class ShardedLlamaModel(LlamaModel):
             self.lm_head = self.embedding[shard.vocabulary(config.vocab_size)]
 
     def _inward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.communicator.sum(super()._inward(x, weight, bias))
+        own = super()._inward(x, weight, bias)
+        return own if self.communicator is None else self.communicator.sum(own)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, logits_index: Tensor) -> Tensor:
@@ -52,6 +54,8 @@ class ShardedLlamaModel(LlamaModel):
         if self.before_logits is not None:
             self.before_logits(logits_index)
         own = linear(hidden.index_select(0, logits_index), self.lm_head)
+        if self.communicator is None:
+            return pad(own, (0, self.config.vocab_size - own.shape[1])).float()
         missing = self._vocabulary_width - own.shape[1]
         parts = self.communicator.gather(pad(own, (0, missing)) if missing else own)
         if parts is None:
