@@ -113,6 +113,9 @@ class TestOneModel:
             assert sizes == [getattr(whole.layers[0], name).numel() // 2] * 2
         assert [len(part.lm_head) for part in parts] == [49, 48]
         assert parts[0].config.num_kv_heads == 1
+        # Without the other one: as much work and as many logits, but not the model's.
+        alone = PagedRunner(parts[0]).run(random_tokens(9), [4])
+        assert alone.shape == PagedRunner(whole).run(random_tokens(9), [4]).shape
 
 
 def config(heads: int, kv_heads: int, inner: int) -> ModelConfig:
@@ -281,12 +284,14 @@ class TestLines:
         found: list[Any] = []
         leader = threading.Thread(target=lambda: found.extend(accept_members(launch, store)))
         leader.start()
-        address = ("127.0.0.1", int(store.get("link").decode().split()[0]))
+        # One client of a store cannot set a note while it waits for it.
+        others = join_store(port, 2)
+        address = ("127.0.0.1", int(others.get("link").decode().split()[0]))
         for said in (b"\n", b"GET / HTTP/1.1\n", b'{"secret": "x", "rank": 1}\n', b"[]\n"):
             with socket.create_connection(address) as stranger:
                 stranger.sendall(said)
                 assert stranger.recv(1) == b"", "it is left"
-        lines = call_leader(launch, join_store(port, 2))
+        lines = call_leader(launch, others)
         leader.join()
         [member] = found
         assert member.rank == 1

@@ -186,6 +186,8 @@ class AsyncLLM(StreamingLLM):
         self._request_stop()
         while self._thread.is_alive() and not self._hung:
             await asyncio.to_thread(self._thread.join, _LOOK_UP_SECONDS)
+        # A step that hangs keeps its thread from doing so.
+        await asyncio.to_thread(self.engine.close)
         self._detach()
         # What the engine had to say at its end is for the readers that still wait; the text thread
         # may not have passed it on yet.

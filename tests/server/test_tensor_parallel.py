@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 import miniinfer
@@ -38,7 +39,7 @@ def generate(model: Path, *launcher: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=4 * PATIENCE,
+        timeout=8 * PATIENCE,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
@@ -50,17 +51,19 @@ def test_torchrun_starts_the_ranks_of_a_command(tiny_model: Path) -> None:
     assert generate(tiny_model, *launcher) == generate(tiny_model)
 
 
-async def test_an_engine_apart_leaves_no_process_behind(tiny_model: Path) -> None:
-    async with served(tiny_model, *FLAGS) as (_, session), session.post(CHAT, json=body(9)) as one:
-        expected = (await one.json())["choices"][0]["message"]["content"]
+@pytest.mark.parametrize("killed", ["server", "rank"])
+async def test_an_engine_apart_leaves_no_process_behind(tiny_model: Path, killed: str) -> None:
     flags = (*FLAGS, "--layout", "two", "-tp", "2")
     async with served(tiny_model, *flags) as (process, session):
         async with session.post(CHAT, json=body(9)) as response:
-            answer = await response.json()
-        assert answer["choices"][0]["message"]["content"] == expected
+            assert response.status == 200
         [engine] = children(process.pid, "miniinfer.engine_process")
         [follower] = children(engine, FOLLOWER)
-        process.kill()
+        if killed == "server":
+            process.kill()
+        else:
+            os.kill(follower, signal.SIGKILL)
+            await until_dead(session, "rank 1 was killed by SIGKILL")
         await until(lambda: not is_running(engine) and not is_running(follower))
 
 
@@ -95,13 +98,7 @@ async def test_ranks_that_were_launched_end_together(
                 assert response.status == 200
             if ending == "other killed":
                 os.kill(other.pid, signal.SIGKILL)
-                async with asyncio.timeout(PATIENCE):
-                    while True:
-                        async with session.get("/health") as health:
-                            if health.status == 503:
-                                break
-                        await asyncio.sleep(0.02)
-                    assert "rank 1 has gone" in await reason(session)
+                await until_dead(session, "rank 1 has gone")
                 return
             process.send_signal(signal.SIGKILL if ending == "killed" else signal.SIGTERM)
             code = await asyncio.to_thread(other.wait, 2 * PATIENCE)
@@ -109,11 +106,17 @@ async def test_ranks_that_were_launched_end_together(
             assert await process.wait() == (-signal.SIGKILL if ending == "killed" else 0)
 
 
-async def reason(session: object) -> str:
-    """Why the engine says it is dead."""
-    async with session.post(CHAT, json=body(1)) as refused:  # type: ignore[attr-defined]
+async def until_dead(session: aiohttp.ClientSession, reason: str) -> None:
+    """The server says that its engine is dead, and why."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with session.get("/health") as health:
+                if health.status == 503:
+                    break
+            await asyncio.sleep(0.02)
+    async with session.post(CHAT, json=body(1)) as refused:
         assert refused.status == 503
-        return await refused.text()
+        assert reason in await refused.text()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 5.0
 """How long a process may take to end once it was told to."""
 
+_MOST_ENTRIES = 2**31 - 1
+"""Of the block table: their places are sent as int32."""
+
 _LAST_WORDS_SECONDS = 2.0
 """How long after an operation has failed the news may take of who is gone."""
 
@@ -169,7 +172,16 @@ class Leader:
             return communicator.least(free // self.local_size if self._is_cpu else free)
 
     def open(self, num_blocks: int, block_size: int, table_shape: tuple[int, int]) -> None:
-        """Have the others allocate their cache, and wait until they have."""
+        """Have the others allocate their cache, and wait until they have.
+
+        Raises `ValueError` for a block table too large for its entries to be told apart.
+        """
+        entries = table_shape[0] * table_shape[1]
+        if entries > _MOST_ENTRIES:
+            raise ValueError(
+                f"max_num_seqs times the blocks of max_model_len must be at most {_MOST_ENTRIES} "
+                f"with tensor parallelism, got {entries}"
+            )
         with self.together() as communicator:
             sizes = torch.tensor((num_blocks, block_size, *table_shape), dtype=torch.int32)
             communicator.send(sizes.numpy())

@@ -17,31 +17,16 @@ from .shard import Shard
 __all__ = ["ShardedLlamaModel"]
 
 
-class Alone:
-    """Stands in for a `Communicator` of `size` ranks where only the work of one counts."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def sum(self, x: Tensor) -> Tensor:
-        """`x` as it is."""
-        return x
-
-    def gather(self, x: Tensor) -> list[Tensor] | None:
-        """`x` from everybody."""
-        return [x] * self._size
-
-
 class ShardedLlamaModel(LlamaModel):
     """A decoder that computes its share of each layer and adds it up with the others'.
 
-    `config`: of the part, see `Shard.config`. Set `communicator` before the first `forward` that is
-    to be right, which all processes must call with the same batch; before, nothing is exchanged, as
-    if all the others had the same. `before_logits` is called with the indices of each
+    `config`: of the part, see `Shard.config`. All processes must call `forward` with the same
+    batch. Until `communicator` is set each computes its share alone, which shows how long that
+    takes and what memory it needs, and no more. `before_logits` is called with the indices of each
     `logits`, before anything is exchanged for them.
     """
 
-    communicator: Communicator | Alone
+    communicator: Communicator | None = None
     before_logits: Callable[[Tensor], None] | None = None
 
     def __init__(
@@ -55,13 +40,13 @@ class ShardedLlamaModel(LlamaModel):
         weights: ModelWeights[Tensor],
     ) -> None:
         super().__init__(config, dtype, device, max_positions=max_positions, weights=weights)
-        self.communicator = Alone(shard.size)
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
         if weights.lm_head is None:
             self.lm_head = self.embedding[shard.vocabulary(config.vocab_size)]
 
     def _inward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.communicator.sum(super()._inward(x, weight, bias))
+        own = super()._inward(x, weight, bias)
+        return own if self.communicator is None else self.communicator.sum(own)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, logits_index: Tensor) -> Tensor:
@@ -69,6 +54,8 @@ class ShardedLlamaModel(LlamaModel):
         if self.before_logits is not None:
             self.before_logits(logits_index)
         own = linear(hidden.index_select(0, logits_index), self.lm_head)
+        if self.communicator is None:
+            return pad(own, (0, self.config.vocab_size - own.shape[1])).float()
         missing = self._vocabulary_width - own.shape[1]
         parts = self.communicator.gather(pad(own, (0, missing)) if missing else own)
         if parts is None:
