@@ -124,7 +124,8 @@ async def listen(app: web.Application, listener: socket.socket) -> Runner:
 
     `cleanup` of what is returned ends it.
     """
-    tls = _tls(app[STATE].config)
+    config = app[STATE].config
+    tls = _tls(config)
     runner = Runner(app, shutdown_timeout=_ABORT_GRACE_SECONDS)
     await runner.setup()
     handshake_seconds = min(config.idle_timeout, _MOST_HANDSHAKE_SECONDS)
