@@ -219,7 +219,7 @@ class StepEngine(abc.ABC):
             run_largest_step(
                 self.model,
                 self.backend,
-                num_tokens=args.max_num_batched_tokens,
+                num_tokens=args.batched_tokens(on_cpu=self.device.type == "cpu"),
                 num_samples=args.max_num_seqs,
                 max_len=self.max_model_len,
                 block_size=args.block_size,

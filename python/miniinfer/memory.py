@@ -152,6 +152,7 @@ def kv_cache_bytes(
     Raises `KVCacheError` saying what would fit with which setting.
     """
     share = args.gpu_memory_utilization
+    step_tokens = args.batched_tokens(on_cpu=device.type == "cpu")
     left = int(share * memory.total) - memory.used
     if left >= block_bytes:
         return left
@@ -161,11 +162,11 @@ def kv_cache_bytes(
         advice = (
             f"raise gpu_memory_utilization: {_MOST_UTILIZATION} would leave room for {tokens} "
             "tokens; or lower max_num_batched_tokens, "
-            f"which is {args.max_num_batched_tokens}, or max_num_seqs, which is {args.max_num_seqs}"
+            f"which is {step_tokens}, or max_num_seqs, which is {args.max_num_seqs}"
         )
     elif memory.step > memory.total - memory.free:
         advice = (
-            f"lower max_num_batched_tokens, which is {args.max_num_batched_tokens}, "
+            f"lower max_num_batched_tokens, which is {step_tokens}, "
             f"or max_num_seqs, which is {args.max_num_seqs}"
         )
     else:
@@ -177,7 +178,7 @@ def kv_cache_bytes(
         f"no memory is left for the KV cache on {device}: gpu_memory_utilization {share} of "
         f"{_gib(memory.total)} is {_gib(share * memory.total)}, of which the weights and all else "
         f"that is there take {_gib(memory.total - memory.free)} and a step of "
-        f"{args.max_num_batched_tokens} tokens {_gib(memory.step)}, and one block needs "
+        f"{step_tokens} tokens {_gib(memory.step)}, and one block needs "
         f"{_gib(block_bytes)}; {advice}"
     )
 
@@ -195,9 +196,10 @@ def _measure(probe: MemoryProbe, step: Callable[[], object], args: EngineArgs) -
     try:
         return probe.measure(step)
     except torch.OutOfMemoryError as error:
+        step_tokens = args.batched_tokens(on_cpu=False)
         reason = str(error).partition("\n")[0]
         raise KVCacheError(
-            f"a step of {args.max_num_batched_tokens} tokens does not fit beside the weights "
+            f"a step of {step_tokens} tokens does not fit beside the weights "
             f"({reason}); lower max_num_batched_tokens, or max_num_seqs, which is "
             f"{args.max_num_seqs}"
         ) from error
