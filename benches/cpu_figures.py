@@ -36,9 +36,9 @@ def targets(figures: Figures) -> dict[str, Target]:
     """The rows, in their order; that of the start depends on another figure."""
     rows: dict[str, Target] = {}
     for clients in CLIENTS:
-        rows[f"gguf_vs_vllm_{clients}"] = Target(f"quantised over vLLM, {clients} clients", 4)
+        rows[f"gguf_vs_vllm_{clients}"] = Target(f"quantised over vLLM, {_clients(clients)}", 4)
     for clients in CLIENTS:
-        title = f"time to first token over vLLM's, {clients} clients"
+        title = f"time to first token over vLLM's, {_clients(clients)}"
         rows[f"ttft_vs_vllm_{clients}"] = Target(title, at_most=0.35)
     rows |= {
         "decode_vs_llama": Target("decode of one stream over llama-bench tg64", 2),
@@ -47,14 +47,14 @@ def targets(figures: Figures) -> dict[str, Target]:
         "server32_vs_llama": Target("32 clients over llama.cpp's server", 8),
     }
     for clients in CLIENTS:
-        rows[f"plain_vs_vllm_{clients}"] = Target(f"plain over vLLM, {clients} clients", 1.3)
+        rows[f"plain_vs_vllm_{clients}"] = Target(f"plain over vLLM, {_clients(clients)}", 1.3)
     for clients in CLIENTS:
         title = f"plain over transformers, batch of {clients}"
         rows[f"vs_transformers_{clients}"] = Target(title, 1.5)
     for clients in CLIENTS:
-        rows[f"tok_s_gguf_{clients}"] = Target(f"output tokens a second, {clients} clients")
+        rows[f"tok_s_gguf_{clients}"] = Target(f"output tokens a second, {_clients(clients)}")
     for clients in CLIENTS:
-        rows[f"ttft_ms_gguf_{clients}"] = Target(f"time to first token, ms, {clients} clients")
+        rows[f"ttft_ms_gguf_{clients}"] = Target(f"time to first token, ms, {_clients(clients)}")
     rows |= {
         "decode_tok_s": Target("decode of one stream, tokens a second"),
         "prefill_tok_s": Target("prefill of 512, tokens a second"),
@@ -119,6 +119,10 @@ def readme_table(figures: Figures) -> str:
             cells[3:] = [number(floors[name]), f"{100 * (share if rate else 1 / share):.0f}%"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _clients(count: int) -> str:
+    return "one client" if count == 1 else f"{count} clients"
 
 
 def number(value: float) -> str:
