@@ -50,6 +50,8 @@ def test_autotune_times_what_it_tunes():
     assert autotune._time(case, DEVICE) > 0
 
 
+# A minute of one core that is idle.
+@pytest.mark.timeout(1700)
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has sizes of its own, in the real check")
 def test_device_check_passes_and_reports(tmp_path, capsys):
     report = tmp_path / "report.json"
