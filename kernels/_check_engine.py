@@ -112,33 +112,56 @@ def decode_speed(generate: Callable[[int], object], sizes: Sizes) -> float:
 
 
 class StepMarks:
-    """Notes when each step of an engine begins and ends on the device."""
+    """Notes when what an engine's runner computes begins and ends on the device, step by step.
+
+    A runner that queues its work is looked at where it is queued, so that copies beside it count as
+    pauses; one that does not, where it runs a step.
+    """
 
     def __init__(self, runner: Any, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._marks: list[tuple[Any, Any]] = []
-        run = runner.run
-
-        @functools.wraps(run)
-        def marked(*arguments: Any, **options: Any) -> Any:
-            begin = self._mark()
-            result = run(*arguments, **options)
-            self._marks.append((begin, self._mark()))
-            return result
-
-        runner.run = marked
+        self._steps: list[list[tuple[Any, Any]]] = []
+        queue = getattr(runner, "queue", None)
+        if queue is None:
+            runner.run = self._step(self._work(runner.run))
+        else:
+            runner.launch = self._step(runner.launch)
+            queue.run = self._work(queue.run)
 
     def clear(self) -> None:
         """Forget what was noted."""
-        self._marks.clear()
+        self._steps.clear()
 
     def gap(self) -> float | None:
-        """The median pause between one step's end and the next one's begin, in microseconds."""
+        """The median of a step's pauses, before it and within it together, in microseconds."""
         if self._on_gpu:
             torch.cuda.synchronize()
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        gaps = [self._between(before[1], after[0]) for before, after in pairs]
-        return statistics.median(gaps) if gaps else None
+        gaps, last = [], None
+        for step in self._steps:
+            gap = 0.0
+            for begin, end in step:
+                gap += 0.0 if last is None else self._between(last, begin)
+                last = end
+            gaps.append(gap)
+        return statistics.median(gaps[1:]) if len(gaps) > 1 else None
+
+    def _step(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(*arguments: Any, **options: Any) -> Any:
+            self._steps.append([])
+            return call(*arguments, **options)
+
+        return noted
+
+    def _work(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def marked(*arguments: Any, **options: Any) -> Any:
+            begin = self._mark()
+            result = call(*arguments, **options)
+            self._steps[-1].append((begin, self._mark()))
+            return result
+
+        return marked
 
     def _mark(self) -> Any:
         if not self._on_gpu:

@@ -14,12 +14,12 @@ from ._dispatch import FP8
 
 
 def seconds(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """The median time of `run`, after one call that may compile."""
-    run()
+    """The median time of `run`, after one call that may compile; without a GPU, of one call."""
     if device.type != "cuda":
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
+    run()
     # What lies in a cache from the last run would make the next one look fast.
     flush = torch.empty(1 << 28, dtype=torch.uint8, device=device)
     times = []

@@ -50,6 +50,8 @@ def test_autotune_times_what_it_tunes():
     assert autotune._time(case, DEVICE) > 0
 
 
+# A minute of one core that is idle.
+@pytest.mark.timeout(1700)
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has sizes of its own, in the real check")
 def test_device_check_passes_and_reports(tmp_path, capsys):
     report = tmp_path / "report.json"
@@ -129,19 +131,44 @@ def test_vllm_is_given_what_it_documents(monkeypatch):
     assert [params["max_tokens"] for params in asked] == [3, 1, 3]
 
 
-def test_pauses_are_between_the_steps():
-    class Runner:
-        def run(self, pause):
-            return pause
+class Queue:
+    def run(self, work):
+        return work()
 
-    runner = Runner()
+
+class Runner:
+    """Runs steps of two pieces of work, over a queue or not."""
+
+    def __init__(self, queue=None):
+        if queue is not None:
+            self.queue = queue
+
+    def run(self, answer):
+        return answer
+
+    def launch(self, answer):
+        self.queue.run(lambda: None)
+        return self.queue.run(lambda: answer)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_pauses_are_between_what_a_runner_computes(monkeypatch, is_queued):
+    runner = Runner(Queue()) if is_queued else Runner()
     marks = device_check._check_engine.StepMarks(runner, torch.device("cpu"))
     assert marks.gap() is None
-    marks._marks = [(1.0, 2.0), (2.5, 3.0), (3.25, 9.0), (9.75, 10.0)]
-    assert marks.gap() == pytest.approx(0.5e6)
+    clock = iter(number**2 / 1e6 for number in range(100))
+    monkeypatch.setattr(device_check._check_engine.time, "perf_counter", lambda: next(clock))
+    step = runner.launch if is_queued else runner.run
+    assert [step(answer) for answer in (7, 8, 9)] == [7, 8, 9]
+    # Work takes from an even number's square to the next odd one's. Of a queue's steps, each has
+    # two pauses: 16 - 9 and 36 - 25, then 64 - 49 and 100 - 81.
+    expected = [18, 34] if is_queued else [4 - 1, 16 - 9]
+    assert marks.gap() == pytest.approx(sum(expected) / 2)
     marks.clear()
-    assert [runner.run(7), runner.run(8)] == [7, 8]
-    assert len(marks._marks) == 2
+    assert marks.gap() is None
+
+
+def test_pauses_are_judged_where_scheduling_overlaps():
     gap = device_check._check_engine._gap
     cuda = torch.device("cuda")
     assert not gap("gap", None, False, cuda).ok
