@@ -5,8 +5,8 @@ use crate::engine::{Engine, HOLE};
 use crate::ngram::{NgramIndex, follow};
 use crate::request::Request;
 
-/// Tokens that one plan may take into indices: a long prompt delays nobody for more than a millisecond or two, and
-/// has its drafts some steps later.
+/// Tokens that one plan may take into indices: a long prompt delays nobody for long, and has its drafts some
+/// steps later.
 const MOST_INDEXED: usize = 16_384;
 
 /// What a new request's guesses are trusted with.
