@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from miniinfer.sampling import SamplingBatch, TokenMasks, sample
+from miniinfer.sampling import SamplingBatch, TokenMasks, sample, sample_with_torch
 
 INF = float("inf")
 
@@ -414,3 +414,85 @@ def test_a_masked_row_with_nothing_finite_among_the_allowed_is_reported():
     logits[0, 2] = torch.nan
     batch = replace(make_batch(2), masks=make_masks(8, {0: {2, 3}}))
     assert sample(logits, batch).bad.tolist() == [True, False]
+
+
+def random_batch(generator, rows, vocab_size):
+    """Rows with parameters of every kind, some of them edited, some masked."""
+    choose = torch.Generator().manual_seed(int(torch.randint(1 << 30, (1,), generator=generator)))
+
+    def pick(*values):
+        return [values[i] for i in torch.randint(len(values), (rows,), generator=choose).tolist()]
+
+    tokens = torch.randperm(vocab_size, generator=choose)[:5].tolist()
+    edits = [
+        (row, token, repetition, bias)
+        for row in range(0, rows, 3)
+        for token, repetition, bias in zip(
+            tokens, (1.3, 1.0, 0.7, 2.0, 1.0), (0.0, 4.0, -1.0, 0.5, -INF), strict=False
+        )
+    ]
+    batch = make_batch(
+        rows,
+        edits,
+        num_logprobs=7,
+        temperature=pick(0.0, 0.2, 0.9, 1.0, 3.0),
+        top_k=pick(0, 0, 1, 4, 50, 700),
+        top_p=pick(1.0, 1.0, 0.95, 0.4),
+        min_p=pick(0.0, 0.0, 0.02, 0.3),
+        uniform=torch.rand(rows, generator=choose),
+    )
+    share = 0.02 if vocab_size > 500 else 0.5
+    allowed = {
+        row: {0, *(torch.rand(vocab_size, generator=choose) < share).nonzero().flatten().tolist()}
+        for row in range(1, rows, 2)
+    }
+    return replace(batch, masks=make_masks(vocab_size, allowed))
+
+
+@pytest.mark.parametrize("vocab_size", [5, 64, 95, 1003, 49_152])
+@pytest.mark.parametrize("spread", [0.02, 1.0, 6.0])
+def test_the_sampler_for_cpus_is_the_one_for_all_devices(vocab_size, spread):
+    generator = torch.Generator().manual_seed(vocab_size)
+    for _ in range(8):
+        batch = random_batch(generator, 24, vocab_size)
+        logits = torch.randn(24, vocab_size + 3, generator=generator) * spread
+        logits[4, vocab_size // 2] = math.nan
+        logits[7] = -INF
+        given = logits.clone()
+        here = sample(logits, batch, vocab_size)
+        torch.testing.assert_close(logits, given, rtol=0, atol=0, equal_nan=True)
+        other = sample_with_torch(logits, batch, vocab_size)
+        assert torch.equal(here.sampled, other.sampled)
+        assert torch.equal(here.bad, other.bad)
+        assert here.sampled[4] == -1
+        good = ~here.bad
+        assert torch.equal(here.rank[good], other.rank[good])
+        assert torch.equal(here.top_ids[good], other.top_ids[good])
+        for name in ("logprob", "top_logprobs"):
+            mine, theirs = getattr(here, name)[good], getattr(other, name)[good]
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edits": [(2, 0, 1.0, 0.0)]}, "the row of an edit 2 is not below 2"),
+        ({"edits": [(0, -1, 1.0, 0.0)]}, "the token of an edit -1 is not below 40"),
+        ({"edits": [(1, 40, 1.0, 0.0)]}, "the token of an edit 40 is not below 40"),
+    ],
+)
+def test_what_does_not_exist_is_refused_by_the_sampler_for_cpus(change, message):
+    with pytest.raises(ValueError, match=message):
+        sample(torch.zeros(2, 40), make_batch(2, **change))
+
+
+def test_masks_of_another_size_are_refused_by_the_sampler_for_cpus():
+    masks = make_masks(40, {1: {3}})
+    batch = make_batch(2)
+    for rows, bits, message in (
+        (torch.tensor([2], dtype=torch.int32), masks.bits, "the row of a mask 2 is not below 2"),
+        (masks.rows, masks.bits[:, :1].contiguous(), "a mask has 1 elements, expected 2"),
+        (masks.rows, masks.bits.long(), "the bits of masks must be int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sample(torch.zeros(2, 40), replace(batch, masks=TokenMasks(rows, bits)))

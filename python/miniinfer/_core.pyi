@@ -13,6 +13,7 @@ __version__: str
 
 __all__ = [
     "CompiledGrammar",
+    "DecoderLayers",
     "Delta",
     "Driver",
     "Engine",
@@ -28,6 +29,7 @@ __all__ = [
     "kernel_isa",
     "parse",
     "rms_norm",
+    "sample_rows",
     "set_kernel_threads",
 ]
 
@@ -330,6 +332,23 @@ def parse(
 def set_kernel_threads(threads: int) -> None: ...
 def kernel_isa() -> str: ...
 def rms_norm(x: int, weight: int, epsilon: float, out: int, count: int, columns: int) -> None: ...
+def sample_rows(
+    logits: tuple[int, int, int, int, int],
+    parameters: tuple[int, int, int, int, int, float],
+    edits: tuple[int, int, int, int, int],
+    masks: tuple[int, int, int, int],
+    sampled: int,
+    logprobs: tuple[int, int, int, int, int] | None,
+) -> None:
+    """Choose a token for each row.
+
+    `logits`: address, rows, columns, floats from one row to the next, columns that count.
+    `parameters`: addresses of temperature, top_k, top_p, min_p and uniform; the greatest
+    temperature that is greedy. `edits`: addresses of rows, tokens, repetition, bias; how many.
+    `masks`: addresses of rows and bits; how many; words of each. `logprobs`: addresses of logprob,
+    rank, top_ids, top_logprobs; how many tops. Raises `ValueError` for a row or token that does
+    not exist.
+    """
 
 @final
 class PackedLinear:
@@ -383,3 +402,26 @@ class PagedAttention:
         rotary: tuple[int, int],
         step: tuple[int, ...],
     ) -> None: ...
+
+@final
+class DecoderLayers:
+    """All layers of a decoder in one call."""
+
+    def __new__(
+        cls,
+        layers: list[
+            tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear, tuple[int, int, int], int]
+        ],
+        num_heads: int,
+        epsilon: float,
+    ) -> DecoderLayers:
+        """`layers`: qkv, output, gate_up, down, addresses of three norms, window or 0."""
+
+    def forward(
+        self,
+        attention: PagedAttention,
+        buffers: tuple[int, int, int, int],
+        rotary: tuple[int, int],
+        step: tuple[int, ...],
+    ) -> None:
+        """`buffers`: addresses of hidden, heads, attended and gate_up; the rest as in `step`."""

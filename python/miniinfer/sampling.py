@@ -5,6 +5,9 @@ depends on that row's logits, parameters and number alone, never on its neighbou
 the distribution in one of two orders, and the row's own parameters say which: by id where every
 token may be drawn, and by falling probability (equal ones by id) where there is a filter.
 
+On a CPU the tokens are chosen in Rust (`miniinfer.cpu.sampling`). What follows here is for the
+other devices, and what the former is compared with.
+
 A vocabulary is not sorted unless it must be. The maxima of blocks of 64 neighbouring logits give
 the arg max, and the blocks with the greatest maxima hold the greatest logits, so a short sorted
 list of candidates is cheap. Rows for which the list provably suffices are done; the others go on
@@ -22,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from miniinfer.cpu.sampling import can_sample, sample_on_cpu
 from miniinfer.sampling_params import GREEDY_TEMPERATURE
 
 _BLOCK = 64
@@ -113,6 +117,20 @@ def sample(logits: Tensor, batch: SamplingBatch, vocab_size: int | None = None) 
     in `logits` itself and undone before the return. Raises ValueError where shapes do not fit.
     """
     _check(logits, batch, vocab_size)
+    if can_sample(logits):
+        sampled, logprobs = sample_on_cpu(logits, batch, vocab_size)
+        output = SampleOutput(sampled, sampled < 0)
+        if logprobs is not None:
+            output.logprob, output.rank, output.top_ids, output.top_logprobs = logprobs
+        return output
+    return sample_with_torch(logits, batch, vocab_size)
+
+
+@torch.inference_mode()
+def sample_with_torch(
+    logits: Tensor, batch: SamplingBatch, vocab_size: int | None = None
+) -> SampleOutput:
+    """What `sample` does, by torch on any device."""
     originals = _apply_edits(logits, batch)
     rows = _Rows.of(_masked(logits[:, :vocab_size], batch.masks))
     bad = ~(rows.peak < torch.inf)

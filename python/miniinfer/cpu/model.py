@@ -1,4 +1,4 @@
-"""The forward pass of the Llama family over the kernels: five calls a layer."""
+"""The forward pass of the Llama family over the kernels: one call for all layers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core import rms_norm
+from .._core import DecoderLayers, rms_norm
 from ..model.batch import ForwardBatch
 from ..model.config import ModelConfig
 from ..model.llama import LlamaModel
 from ..model.weight_layout import LayerWeights, ModelWeights
-from .attention import CpuAttention, StepArrays
+from .attention import CpuAttention
 from .linear import QuantLinear
 
 __all__ = ["CpuLlamaModel"]
@@ -43,15 +43,26 @@ class CpuLlamaModel(LlamaModel):
         hidden = (config.hidden_size,)
         heads = (config.num_heads + config.num_kv_heads, config.head_dim)
         _address(self.final_norm, hidden)
-        # The layers hold the tensors.
-        self._norms = [
-            (
-                _address(layer.input_norm, hidden),
-                _address(layer.head_norm, heads),
-                _address(layer.post_norm, hidden),
-            )
-            for layer in self.layers
-        ]
+        # `self.layers` holds the tensors.
+        self._stack = DecoderLayers(
+            [
+                (
+                    layer.qkv.kernel,
+                    layer.output.kernel,
+                    layer.gate_up.kernel,
+                    layer.down.kernel,
+                    (
+                        _address(layer.input_norm, hidden),
+                        _address(layer.head_norm, heads),
+                        _address(layer.post_norm, hidden),
+                    ),
+                    window or 0,
+                )
+                for layer, window in zip(self.layers, config.sliding_windows, strict=True)
+            ],
+            config.num_heads,
+            config.rms_norm_eps,
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -79,8 +90,7 @@ class CpuLlamaModel(LlamaModel):
         )
         arrays = self.attention.prepare(batch, self.rotary_table)
         self.embedding.gather(batch.token_ids, buffers.hidden)
-        for index in range(len(self.layers)):
-            self._layer(index, count, buffers.addresses, arrays)
+        self._stack.forward(self.attention.kernel, buffers.addresses, *arrays.arguments)
         normed = torch.empty_like(buffers.hidden)
         rms_norm(
             buffers.addresses[0],
@@ -91,22 +101,6 @@ class CpuLlamaModel(LlamaModel):
             self.config.hidden_size,
         )
         return normed
-
-    def _layer(
-        self, index: int, count: int, addresses: tuple[int, int, int, int], arrays: StepArrays
-    ) -> None:
-        # Straight to the kernels: the buffers were made as the layers want them, and checks
-        # in hundreds of calls would take as long as a kernel for one row.
-        config, layer, norms = self.config, self.layers[index], self._norms[index]
-        hidden, heads, attended, gate_up = addresses
-        epsilon, window = config.rms_norm_eps, config.sliding_windows[index] or 0
-        layer.qkv.kernel.forward(hidden, heads, count, norms[0], epsilon, False, False)
-        self.attention.kernel.step(
-            index, heads, attended, config.num_heads, window, norms[1], epsilon, *arrays.arguments
-        )
-        layer.output.kernel.forward(attended, hidden, count, 0, 0.0, False, True)
-        layer.gate_up.kernel.forward(hidden, gate_up, count, norms[2], epsilon, False, False)
-        layer.down.kernel.forward(gate_up, hidden, count, 0, 0.0, True, True)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, logits_index: Tensor) -> Tensor:

@@ -20,15 +20,18 @@ use crate::error::PackError;
 use crate::half::bf16_to_f32;
 use crate::isa::Isa;
 use crate::layout::PANEL;
-use crate::linear::Outputs;
 use crate::memory::AlignedBytes;
+use crate::outputs::Outputs;
 use crate::pool::Pool;
 use crate::shared::SharedMut;
-use crate::simd::{Vector, dispatch};
+use crate::simd::{Vector, dispatch, prefetch};
 use crate::tile::Output;
 
 /// Rows at a time: their sums stay in registers, and a panel is read once for all of them.
 const ROWS: usize = 8;
+
+/// How many bytes ahead weights are fetched: more than a page, where hardware stops.
+const AHEAD: usize = 4096;
 
 /// How a weight is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,7 +220,9 @@ unsafe fn multiply_with<V: Vector, E: Element, const COUNT: usize>(job: &PanelJo
         let mut sums = [V::splat(0.0); COUNT];
         let rows = job.input.as_ptr();
         for input in 0..columns {
-            let weight = E::load::<V>(weights.add(input * PANEL));
+            let place = weights.wrapping_add(input * PANEL);
+            prefetch(place.wrapping_byte_add(AHEAD));
+            let weight = E::load::<V>(place);
             for row in 0..COUNT {
                 let value = V::splat(*rows.add(row * columns + input));
                 sums[row] = value.fma(weight, sums[row]);

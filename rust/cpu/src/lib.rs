@@ -12,6 +12,7 @@
 
 pub mod activations;
 pub mod attention;
+mod before;
 pub mod dense;
 pub mod error;
 pub mod format;
@@ -20,10 +21,13 @@ pub mod isa;
 pub mod layout;
 pub mod linear;
 pub mod memory;
+mod outputs;
 pub mod packed;
 pub mod pool;
+mod product;
 pub mod quantize;
 pub mod rows;
+pub mod sample;
 pub mod shared;
 pub mod simd;
 pub mod tile;

@@ -1,64 +1,19 @@
 //! Linear layers: activations times weights, with what comes before and after in the same call.
-#![expect(
-    unsafe_code,
-    reason = "tasks write columns of one output, and call kernels"
-)]
 
-use crate::activations::{Activations, RowSource};
+use crate::activations::Activations;
+pub use crate::before::Before;
 use crate::dense::DenseMatrix;
 use crate::isa::Isa;
 use crate::layout::PANEL;
+use crate::outputs::Outputs;
 use crate::packed::PackedMatrix;
 use crate::pool::Pool;
-use crate::rows;
-use crate::tile::{self, Output, TileJob};
+use crate::product::multiply;
 use std::cell::RefCell;
 
 /// Bytes of quantised rows that are multiplied with all of the weights at a time: they stay in a core's
 /// L2 cache, beside a panel.
 const ROW_BYTES: usize = 1 << 19;
-
-/// What is done to a row before it is multiplied.
-#[derive(Clone, Copy)]
-pub enum Before<'a> {
-    /// Nothing.
-    Nothing,
-    /// `RMSNorm` (Zhang and Sennrich, 2019) with a weight for each input.
-    RmsNorm {
-        /// One for each input.
-        weight: &'a [f32],
-        /// Added to the mean square.
-        epsilon: f32,
-    },
-    /// `SiLU` of the first half of the row times the second: rows are twice as long as the weights'.
-    SiluMul,
-}
-
-impl Before<'_> {
-    fn input_columns(self, columns: usize) -> usize {
-        if matches!(self, Self::SiluMul) {
-            2 * columns
-        } else {
-            columns
-        }
-    }
-
-    /// The row that is multiplied.
-    fn apply<'a>(self, isa: Isa, row: &'a [f32], buffer: &mut Vec<f32>) -> RowSource<'a> {
-        match self {
-            Self::Nothing => return RowSource::Slice(row),
-            Self::RmsNorm { weight, epsilon } => {
-                buffer.resize(row.len(), 0.0);
-                rows::rms_norm(isa, row, weight, epsilon, buffer);
-            }
-            Self::SiluMul => {
-                buffer.resize(row.len() / 2, 0.0);
-                rows::silu_mul(isa, row, buffer);
-            }
-        }
-        RowSource::Buffer
-    }
-}
 
 /// Weights of one kind.
 pub enum Part {
@@ -312,116 +267,8 @@ impl Linear {
         if matches!(call.before, Before::Nothing) {
             return;
         }
-        let width = call.before.input_columns(self.columns);
         scratch.dense.resize(rows * self.columns, 0.0);
-        let target = crate::shared::SharedMut::new(&mut scratch.dense);
-        let prepare = |row: usize| {
-            let source = &call.input[row * width..][..width];
-            let out = target.part(row * self.columns, self.columns);
-            match call.before {
-                Before::Nothing => {}
-                Before::RmsNorm { weight, epsilon } => {
-                    rows::rms_norm(isa, source, weight, epsilon, out);
-                }
-                Before::SiluMul => rows::silu_mul(isa, source, out),
-            }
-        };
-        rows::share(pool, rows, self.columns, &prepare);
-    }
-}
-
-/// Where the results of one part go: columns of a matrix.
-pub struct Outputs<'a> {
-    pub(crate) start: *mut f32,
-    pub(crate) stride: usize,
-    pub(crate) columns: usize,
-    pub(crate) accumulate: bool,
-    pub(crate) bias: Option<&'a [f32]>,
-}
-
-// SAFETY: tasks write columns that are apart.
-unsafe impl Sync for Outputs<'_> {}
-
-impl Outputs<'_> {
-    /// Where the results of a panel for the rows from `row` on go.
-    pub(crate) fn panel(&self, panel: usize, row: usize) -> Output {
-        let column = panel * PANEL;
-        Output {
-            start: self.start.wrapping_add(row * self.stride + column),
-            stride: self.stride,
-            lanes: PANEL.min(self.columns - column),
-            accumulate: self.accumulate,
-            bias: self
-                .bias
-                .map_or(std::ptr::null(), |bias| bias[column..][..PANEL].as_ptr()),
-        }
-    }
-
-    /// How many panels there are, and how many of them a task should take: four tasks a thread, so that
-    /// one that comes late takes fewer.
-    pub(crate) fn panels(&self, pool: &Pool) -> (usize, usize) {
-        let panels = self.columns.div_ceil(PANEL);
-        (panels, panels.div_ceil(4 * pool.threads()))
-    }
-}
-
-fn multiply(
-    isa: Isa,
-    pool: &Pool,
-    activations: &Activations,
-    matrix: &PackedMatrix,
-    outputs: &Outputs<'_>,
-) {
-    let tiles: Vec<_> = (0..activations.tiles())
-        .map(|index| activations.tile(index))
-        .collect();
-    let tiles = Tiles(&tiles);
-    let (panels, step) = outputs.panels(pool);
-    let widest = tile::kernel(isa, matrix.layout(), tiles.first_width());
-    let last = tile::kernel(isa, matrix.layout(), tiles.last_width());
-    pool.run(panels.div_ceil(step), &|task| {
-        for panel in task * step..(task * step + step).min(panels) {
-            let bytes = matrix.panel(panel).as_ptr();
-            for (index, tile) in tiles.get().iter().enumerate() {
-                let job = TileJob {
-                    panel: bytes,
-                    next: if index == 0 && panel + 1 < panels {
-                        matrix.panel(panel + 1).as_ptr()
-                    } else {
-                        std::ptr::null()
-                    },
-                    groups: matrix.groups(),
-                    tile: *tile,
-                    output: outputs.panel(panel, index * crate::activations::TILE),
-                };
-                let kernel = if index + 1 == tiles.get().len() {
-                    last
-                } else {
-                    widest
-                };
-                // SAFETY: the instructions are there; panel, tile and output have the sizes of the job.
-                unsafe { kernel(&job) };
-            }
-        }
-    });
-}
-
-/// Tiles that all tasks read.
-struct Tiles<'a>(&'a [crate::activations::Tile]);
-
-// SAFETY: nobody writes the activations while their tiles are in use.
-unsafe impl Sync for Tiles<'_> {}
-
-impl Tiles<'_> {
-    fn get(&self) -> &[crate::activations::Tile] {
-        self.0
-    }
-
-    fn first_width(&self) -> usize {
-        self.0.first().map_or(1, |tile| tile.width)
-    }
-
-    fn last_width(&self) -> usize {
-        self.0.last().map_or(1, |tile| tile.width)
+        let (before, input) = (call.before, call.input);
+        before.apply_all(isa, pool, input, self.columns, &mut scratch.dense);
     }
 }

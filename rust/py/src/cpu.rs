@@ -7,9 +7,6 @@
     reason = "a tensor's memory is an address until it is made a slice"
 )]
 
-use miniinfer_cpu::attention::cache::{CacheShape, LayerCache};
-use miniinfer_cpu::attention::element::ElementType;
-use miniinfer_cpu::attention::{self, Queries, write};
 use miniinfer_cpu::dense::{DenseMatrix, DenseType};
 use miniinfer_cpu::error::PackError;
 use miniinfer_cpu::format::Format;
@@ -26,7 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 static POOL: RwLock<Option<Arc<Pool>>> = RwLock::new(None);
 
-fn pool() -> Arc<Pool> {
+pub(crate) fn pool() -> Arc<Pool> {
     let current = POOL.read().unwrap_or_else(PoisonError::into_inner).clone();
     current.unwrap_or_else(|| {
         let mut place = POOL.write().unwrap_or_else(PoisonError::into_inner);
@@ -59,14 +56,14 @@ pub fn kernel_isa() -> &'static str {
     clippy::needless_pass_by_value,
     reason = "a function to map errors with"
 )]
-fn value_error(error: impl ToString) -> PyErr {
+pub(crate) fn value_error(error: impl ToString) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
 /// # Safety
 ///
 /// `count` elements must lie at the address, and nobody may write them during the call.
-unsafe fn slice<'a, T>(address: usize, count: usize) -> &'a [T] {
+pub(crate) unsafe fn slice<'a, T>(address: usize, count: usize) -> &'a [T] {
     if count == 0 {
         return &[];
     }
@@ -77,7 +74,7 @@ unsafe fn slice<'a, T>(address: usize, count: usize) -> &'a [T] {
 /// # Safety
 ///
 /// As `slice`, and nobody else may read them.
-unsafe fn slice_mut<'a, T>(address: usize, count: usize) -> &'a mut [T] {
+pub(crate) unsafe fn slice_mut<'a, T>(address: usize, count: usize) -> &'a mut [T] {
     if count == 0 {
         return &mut [];
     }
@@ -93,6 +90,47 @@ pub struct PackedLinear {
 
 /// Number of a ggml type, or bits to quantise its floats to; raw bytes; rows; columns.
 type PartArguments = (u32, u32, PyBuffer<u8>, usize, usize);
+
+/// What comes before a product.
+#[derive(Clone, Copy)]
+pub(crate) enum Prepare {
+    /// `RMSNorm` with the weight at an address, if it is not 0, and an epsilon.
+    Norm(usize, f32),
+    /// The gated activation.
+    SiluMul,
+}
+
+impl PackedLinear {
+    /// `forward` without Python.
+    pub(crate) fn run(
+        &self,
+        x: usize,
+        out: usize,
+        count: usize,
+        before: Prepare,
+        accumulate: bool,
+    ) {
+        let columns = self.linear.columns();
+        let (width, before) = match before {
+            Prepare::SiluMul => (2 * columns, Before::SiluMul),
+            Prepare::Norm(0, _) => (columns, Before::Nothing),
+            Prepare::Norm(weight, epsilon) => {
+                // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
+                let weight = unsafe { slice(weight, columns) };
+                (columns, Before::RmsNorm { weight, epsilon })
+            }
+        };
+        let mut call = Call {
+            // SAFETY: as above.
+            input: unsafe { slice(x, count * width) },
+            // SAFETY: as above.
+            output: unsafe { slice_mut(out, count * self.linear.rows()) },
+            before,
+            accumulate,
+        };
+        self.linear.forward(Isa::best(), &pool(), &mut call);
+    }
+}
 
 #[pymethods]
 impl PackedLinear {
@@ -146,38 +184,17 @@ impl PackedLinear {
         silu: bool,
         accumulate: bool,
     ) {
-        py.detach(|| {
-            let columns = self.linear.columns();
-            let width = if silu { 2 * columns } else { columns };
-            // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
-            let (input, output) = unsafe {
-                (
-                    slice(x, count * width),
-                    slice_mut(out, count * self.linear.rows()),
-                )
-            };
-            let before = match (silu, norm) {
-                (true, _) => Before::SiluMul,
-                (false, 0) => Before::Nothing,
-                (false, norm) => Before::RmsNorm {
-                    // SAFETY: as above.
-                    weight: unsafe { slice(norm, columns) },
-                    epsilon,
-                },
-            };
-            let mut call = Call {
-                input,
-                output,
-                before,
-                accumulate,
-            };
-            self.linear.forward(Isa::best(), &pool(), &mut call);
-        });
+        let before = if silu {
+            Prepare::SiluMul
+        } else {
+            Prepare::Norm(norm, epsilon)
+        };
+        py.detach(|| self.run(x, out, count, before, accumulate));
     }
 
     /// Rows of the weights by index: an embedding.
     fn gather(&self, py: Python<'_>, indices: usize, count: usize, out: usize) -> PyResult<()> {
-        // SAFETY: as in `forward`.
+        // SAFETY: as in `run`.
         let indices: &[i32] = unsafe { slice(indices, count) };
         let limit = self.linear.rows();
         for index in indices {
@@ -188,7 +205,7 @@ impl PackedLinear {
             }
         }
         py.detach(|| {
-            // SAFETY: as in `forward`.
+            // SAFETY: as in `run`.
             let out = unsafe { slice_mut(out, count * self.linear.columns()) };
             self.linear.gather(indices, out);
         });
@@ -250,149 +267,4 @@ pub fn rms_norm(
             rows::rms_norm(Isa::best(), row, weight, epsilon, out);
         }
     });
-}
-
-/// The cache of all layers, and attention over it.
-#[pyclass(frozen)]
-pub struct PagedAttention {
-    shape: CacheShape,
-    layers: Vec<LayerCache>,
-}
-
-/// Addresses of a step's arrays and their sizes; see the stub.
-type StepArguments = (
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-    usize,
-);
-
-#[pymethods]
-impl PagedAttention {
-    #[new]
-    fn new(
-        layers: Vec<(usize, usize, usize, usize)>,
-        dtype: &str,
-        num_blocks: usize,
-        block_size: usize,
-        num_kv_heads: usize,
-        head_dim: usize,
-    ) -> PyResult<Self> {
-        let element = match dtype {
-            "float32" => ElementType::F32,
-            "float16" => ElementType::F16,
-            "bfloat16" => ElementType::Bf16,
-            "int8" => ElementType::I8,
-            _ => return Err(value_error(format!("no kernel for a cache of {dtype}"))),
-        };
-        if [num_blocks, block_size, num_kv_heads].contains(&0)
-            || head_dim < 2
-            || !head_dim.is_multiple_of(2)
-        {
-            return Err(value_error(format!(
-                "no kernel for a cache of {num_blocks} blocks, {block_size} tokens, {num_kv_heads} heads \
-                 of {head_dim}"
-            )));
-        }
-        let shape = CacheShape {
-            blocks: num_blocks,
-            block_size,
-            heads: num_kv_heads,
-            head_dim,
-            element,
-        };
-        let at = std::ptr::with_exposed_provenance_mut;
-        let layers = layers
-            .into_iter()
-            .map(|(keys, values, key_scales, value_scales)| {
-                let scales = (
-                    std::ptr::with_exposed_provenance_mut(key_scales),
-                    std::ptr::with_exposed_provenance_mut(value_scales),
-                );
-                // SAFETY: `miniinfer.cpu` gives the addresses of a cache of this shape, which it holds.
-                unsafe { LayerCache::new(shape, at(keys), at(values), scales) }
-            })
-            .collect();
-        Ok(Self { shape, layers })
-    }
-
-    /// Rotates queries and keys, stores keys and values, and attends; see the stub.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "keywords would cost more than the call"
-    )]
-    fn step(
-        &self,
-        py: Python<'_>,
-        layer: usize,
-        heads: usize,
-        out: usize,
-        num_heads: usize,
-        window: usize,
-        norm: usize,
-        epsilon: f32,
-        rotary: (usize, usize),
-        step: StepArguments,
-    ) -> PyResult<()> {
-        let cache = self.layers.get(layer).ok_or_else(|| {
-            PyIndexError::new_err(format!(
-                "layer {layer} of {} was asked for",
-                self.layers.len()
-            ))
-        })?;
-        let (positions, slots, query_start, seq_lens, rows, table, ..) = step;
-        let (.., tokens, requests, table_rows, table_width) = step;
-        let CacheShape {
-            heads: kv_heads,
-            head_dim,
-            ..
-        } = self.shape;
-        if num_heads == 0 || !num_heads.is_multiple_of(kv_heads) {
-            return Err(value_error(format!(
-                "{kv_heads} key-value heads do not divide the {num_heads} attention heads"
-            )));
-        }
-        let width = (num_heads + 2 * kv_heads) * head_dim;
-        py.detach(|| {
-            let (isa, pool) = (Isa::best(), pool());
-            let rotated = if norm == 0 {
-                0
-            } else {
-                (num_heads + kv_heads) * head_dim
-            };
-            // SAFETY: `miniinfer.cpu` gives addresses of tensors of these sizes, which it holds.
-            unsafe {
-                let heads = slice_mut::<f32>(heads, tokens * width);
-                let mut new = write::NewTokens {
-                    heads,
-                    query_heads: num_heads,
-                    rotary_table: slice(rotary.0, rotary.1 * head_dim),
-                    positions: slice(positions, tokens),
-                    slots: slice(slots, tokens),
-                    norm: slice(norm, rotated),
-                    epsilon,
-                };
-                write::write(isa, &pool, cache, &mut new).map_err(value_error)?;
-                let queries = Queries {
-                    query: heads,
-                    stride: width,
-                    heads: num_heads,
-                    query_start: slice(query_start, requests + 1),
-                    seq_lens: slice(seq_lens, requests),
-                    rows: slice(rows, requests),
-                    block_table: slice(table, table_rows * table_width),
-                    table_width,
-                    window,
-                };
-                let out = slice_mut(out, tokens * num_heads * head_dim);
-                attention::attend(isa, &pool, cache, &queries, out).map_err(value_error)
-            }
-        })
-    }
 }

@@ -2,6 +2,9 @@
 
 mod arrays;
 mod cpu;
+mod cpu_attention;
+mod cpu_layers;
+mod cpu_sampler;
 mod delta;
 mod driver;
 mod engine;
@@ -20,7 +23,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use crate::cpu::{PackedLinear, PagedAttention, kernel_isa, rms_norm, set_kernel_threads};
+    use crate::cpu::{PackedLinear, kernel_isa, rms_norm, set_kernel_threads};
+    #[pymodule_export]
+    use crate::cpu_attention::PagedAttention;
+    #[pymodule_export]
+    use crate::cpu_layers::DecoderLayers;
+    #[pymodule_export]
+    use crate::cpu_sampler::sample_rows;
     #[pymodule_export]
     use crate::delta::{Delta, TokenLogprob};
     #[pymodule_export]

@@ -18,12 +18,19 @@ use super::context::{RUN, Slots};
 use super::element::{Element, by_element};
 use super::{Queries, Request, first_key};
 use crate::isa::Isa;
+use crate::layout::ALIGNMENT;
 use crate::pool::Pool;
 use crate::shared::SharedMut;
-use crate::simd::{LANES, Vector, dispatch};
+use crate::simd::{LANES, Vector, dispatch, prefetch};
 
 /// Query heads that are attended at a time.
 const ROWS: usize = 4;
+
+/// Keys whose scores are summed up at a time, in one vector with those of `ROWS` heads.
+const KEYS: usize = LANES / ROWS;
+
+/// How many positions ahead keys are fetched.
+const AHEAD: usize = 16;
 
 /// Vectors of a head whose sums stay in registers.
 const WIDE: usize = 4;
@@ -57,24 +64,34 @@ pub(crate) fn attend(
     partials.resize(pieces.len() * heads * entry, 0.0);
     let shared = SharedMut::new(partials);
     let results = SharedMut::new(&mut *out);
-    pool.run(pieces.len() * cache.heads(), &|task| {
-        let (index, head) = (task / cache.heads(), task % cache.heads());
+    // A piece's heads lie side by side in memory, and are shared out only if there are few pieces.
+    let together = if pieces.len() >= 4 * pool.threads() {
+        cache.heads()
+    } else {
+        1
+    };
+    let per_piece = cache.heads() / together;
+    pool.run(pieces.len() * per_piece, &|task| {
+        let index = task / per_piece;
         let piece = &pieces[index];
-        let start = piece.token * queries.stride + head * group * size;
-        let place = (index * heads + head * group) * entry;
-        let job = PieceJob {
-            cache,
-            slots: Slots::new(cache, &piece.request, piece.first, piece.end),
-            head,
-            query: &queries.query[start..][..group * size],
-        };
-        let partial = shared.part(place, group * entry);
-        // SAFETY: the instructions of `isa` are there; slots are in the cache.
-        unsafe { kernel(&job, partial) };
-        if piece.is_whole {
-            let place = (piece.token * heads + head * group) * size;
-            for (row, from) in partial.chunks_exact(entry).enumerate() {
-                finish(from, results.part(place + row * size, size));
+        let slots = Slots::new(cache, &piece.request, piece.first, piece.end);
+        for head in (task % per_piece * together..).take(together) {
+            let start = piece.token * queries.stride + head * group * size;
+            let place = (index * heads + head * group) * entry;
+            let job = PieceJob {
+                cache,
+                slots: slots.get(),
+                head,
+                query: &queries.query[start..][..group * size],
+            };
+            let partial = shared.part(place, group * entry);
+            // SAFETY: the instructions of `isa` are there; slots are in the cache.
+            unsafe { kernel(&job, partial) };
+            if piece.is_whole {
+                let place = (piece.token * heads + head * group) * size;
+                for (row, from) in partial.chunks_exact(entry).enumerate() {
+                    finish(from, results.part(place + row * size, size));
+                }
             }
         }
     });
@@ -146,7 +163,7 @@ fn join(into: &mut [f32], from: &[f32]) {
 
 struct PieceJob<'a> {
     cache: &'a LayerCache,
-    slots: Slots,
+    slots: &'a [usize],
     head: usize,
     /// The queries of this head's group.
     query: &'a [f32],
@@ -182,17 +199,17 @@ unsafe fn attend_rows<V: Vector, E: Element, const COUNT: usize>(
     partial: &mut [f32],
 ) {
     let (cache, size) = (job.cache, job.cache.head_dim());
-    let slots = job.slots.get();
+    let slots = job.slots;
     let mut weights = [[0.0_f32; RUN]; COUNT];
     // SAFETY: the caller's promise: slots are in the cache.
     unsafe {
-        let keys = cache.keys.cast::<E>().cast_const();
-        for (index, slot) in slots.iter().enumerate() {
-            let key = keys.add(cache.place(*slot, job.head));
-            let scores = score::<V, E, COUNT>(query, key, size);
-            for (weights, score) in weights.iter_mut().zip(scores) {
-                weights[index] = score * scale::<E>(cache.key_scales, cache, *slot, job.head);
-            }
+        let mut first = 0;
+        while first + KEYS <= slots.len() {
+            score::<V, E, COUNT, KEYS>(job, query, first, &mut weights);
+            first += KEYS;
+        }
+        for index in first..slots.len() {
+            score::<V, E, COUNT, 1>(job, query, index, &mut weights);
         }
         let factor = 1.0 / (size as f32).sqrt();
         for (weights, partial) in weights.iter_mut().zip(partial.chunks_exact_mut(size + 2)) {
@@ -235,36 +252,81 @@ unsafe fn scale<E: Element>(
     }
 }
 
+/// The products of COUNT queries and of the MANY keys from `first` on, into `scores`.
 #[inline(always)]
-unsafe fn score<V: Vector, E: Element, const COUNT: usize>(
+unsafe fn score<V: Vector, E: Element, const COUNT: usize, const MANY: usize>(
+    job: &PieceJob<'_>,
     query: &[f32],
-    key: *const E,
-    size: usize,
-) -> [f32; COUNT] {
+    first: usize,
+    scores: &mut [[f32; RUN]; COUNT],
+) {
+    let (cache, size) = (job.cache, job.cache.head_dim());
+    let slots = &job.slots[first..][..MANY];
     // SAFETY: the caller's promise; vectors end where the head does.
     unsafe {
-        let mut sums = [V::splat(0.0); COUNT];
+        fetch_ahead::<E>(job, first, MANY);
         let query = query.as_ptr();
+        let mut keys = [std::ptr::null(); MANY];
+        for index in 0..MANY {
+            let place = cache.place(slots[index], job.head);
+            keys[index] = cache.keys.cast::<E>().cast_const().add(place);
+        }
+        let mut sums = [V::splat(0.0); LANES];
         let mut start = 0;
         while start + LANES <= size {
-            let key = E::load::<V>(key.add(start));
-            for (row, sum) in sums.iter_mut().enumerate() {
-                *sum = V::load(query.add(row * size + start)).fma(key, *sum);
+            for index in 0..MANY {
+                let key = E::load::<V>(keys[index].add(start));
+                for row in 0..COUNT {
+                    let place = row * KEYS + index;
+                    sums[place] = V::load(query.add(row * size + start)).fma(key, sums[place]);
+                }
             }
             start += LANES;
         }
         if start < size {
-            let key = E::load_first::<V>(key.add(start), size - start);
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let query = V::load_first(query.add(row * size + start), size - start);
-                *sum = query.fma(key, *sum);
+            for index in 0..MANY {
+                let key = E::load_first::<V>(keys[index].add(start), size - start);
+                for row in 0..COUNT {
+                    let query = V::load_first(query.add(row * size + start), size - start);
+                    let place = row * KEYS + index;
+                    sums[place] = query.fma(key, sums[place]);
+                }
             }
         }
-        let mut scores = [0.0; COUNT];
-        for (score, sum) in scores.iter_mut().zip(sums) {
-            *score = sum.sum();
+        let sums = V::sums(sums).to_array();
+        for index in 0..MANY {
+            let scale = scale::<E>(cache.key_scales, cache, slots[index], job.head);
+            for row in 0..COUNT {
+                scores[row][first + index] = sums[row * KEYS + index] * scale;
+            }
         }
-        scores
+    }
+}
+
+/// Has the keys some way ahead of `first` fetched, and its values, which are read next.
+#[inline(always)]
+fn fetch_ahead<E: Element>(job: &PieceJob<'_>, first: usize, count: usize) {
+    let (cache, slots) = (job.cache, job.slots);
+    let lines = (cache.head_dim() * size_of::<E>()).div_ceil(ALIGNMENT);
+    for index in first..first + count {
+        let key = cache.place(slots[(index + AHEAD).min(slots.len() - 1)], job.head);
+        let value = cache.place(slots[index], job.head);
+        for line in 0..lines {
+            prefetch(
+                cache
+                    .keys
+                    .cast::<E>()
+                    .wrapping_add(key)
+                    .wrapping_byte_add(line * ALIGNMENT),
+            );
+            prefetch(
+                cache
+                    .values
+                    .cast::<E>()
+                    .wrapping_add(value)
+                    .wrapping_byte_add(line * ALIGNMENT),
+            );
+        }
     }
 }
 
@@ -315,7 +377,7 @@ unsafe fn add_values<V: Vector, E: Element, const COUNT: usize, const VECTORS: u
     unsafe {
         let values = cache.values.cast::<E>().cast_const();
         let mut sums = [[V::splat(0.0); VECTORS]; COUNT];
-        for (index, slot) in job.slots.get().iter().enumerate() {
+        for (index, slot) in job.slots.iter().enumerate() {
             let value = values.add(cache.place(*slot, job.head) + column);
             let mut parts = [V::splat(0.0); VECTORS];
             for vector in 0..VECTORS {

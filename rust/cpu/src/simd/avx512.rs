@@ -140,8 +140,33 @@ unsafe impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn sums(vectors: [Self; 16]) -> Self {
+        // SAFETY: the caller enabled the instructions.
+        unsafe {
+            let pairs = [
+                pair_sums(quarter_sums(&vectors, 0), quarter_sums(&vectors, 1)),
+                pair_sums(quarter_sums(&vectors, 2), quarter_sums(&vectors, 3)),
+            ];
+            Self(_mm512_add_ps(
+                _mm512_shuffle_ps::<0b10_00_10_00>(pairs[0], pairs[1]),
+                _mm512_shuffle_ps::<0b11_01_11_01>(pairs[0], pairs[1]),
+            ))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn largest(self) -> f32 {
         unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn keep(self, bits: u16) -> Self {
+        Self(unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), bits, self.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn above(self, limit: f32) -> u16 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_set1_ps(limit)) }
     }
 
     #[inline(always)]
@@ -172,6 +197,55 @@ impl Avx512 {
     #[inline(always)]
     unsafe fn high(self) -> __m256 {
         unsafe { _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0))) }
+    }
+}
+
+/// Of the vectors `first`, `first` + 4, + 8 and + 12, one in each quarter: the lanes 4 apart added up,
+/// halves to each other.
+///
+/// # Safety
+///
+/// AVX-512 must be enabled.
+#[inline(always)]
+unsafe fn quarter_sums(vectors: &[Avx512; 16], first: usize) -> __m512 {
+    unsafe {
+        let low = half_sums(vectors[first].0, vectors[first + 4].0);
+        let high = half_sums(vectors[first + 8].0, vectors[first + 12].0);
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high),
+            _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high),
+        )
+    }
+}
+
+/// The halves of each vector added to each other, one vector's in each half.
+///
+/// # Safety
+///
+/// AVX-512 must be enabled.
+#[inline(always)]
+unsafe fn half_sums(low: __m512, high: __m512) -> __m512 {
+    unsafe {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0b01_00_01_00>(low, high),
+            _mm512_shuffle_f32x4::<0b11_10_11_10>(low, high),
+        )
+    }
+}
+
+/// In each quarter, the halves of either vector's quarter added to each other.
+///
+/// # Safety
+///
+/// AVX-512 must be enabled.
+#[inline(always)]
+unsafe fn pair_sums(low: __m512, high: __m512) -> __m512 {
+    unsafe {
+        let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+        _mm512_add_ps(
+            _mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)),
+        )
     }
 }
 

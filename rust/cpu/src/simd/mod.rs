@@ -125,6 +125,19 @@ pub unsafe trait Vector: Copy {
         fold(unsafe { self.to_array() }, |a, b| a + b)
     }
 
+    /// The sum of each of 16 vectors, as [`sum`](Self::sum) gives it.
+    #[inline(always)]
+    unsafe fn sums(vectors: [Self; LANES]) -> Self {
+        let mut sums = [0.0; LANES];
+        // SAFETY: the caller's promise, and the array has 16 lanes.
+        unsafe {
+            for lane in 0..LANES {
+                sums[lane] = vectors[lane].sum();
+            }
+            Self::load(sums.as_ptr())
+        }
+    }
+
     /// The largest lane.
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
@@ -159,10 +172,50 @@ pub unsafe trait Vector: Copy {
         }
     }
 
+    /// The lanes whose bits are set, minus infinity in the others.
+    #[inline(always)]
+    unsafe fn keep(self, bits: u16) -> Self {
+        // SAFETY: the caller's promise, and the array has 16 lanes.
+        unsafe {
+            let mut lanes = self.to_array();
+            for (index, lane) in lanes.iter_mut().enumerate() {
+                if bits >> index & 1 == 0 {
+                    *lane = f32::NEG_INFINITY;
+                }
+            }
+            Self::load(lanes.as_ptr())
+        }
+    }
+
+    /// A bit for each lane that is greater than `limit`.
+    #[inline(always)]
+    unsafe fn above(self, limit: f32) -> u16 {
+        // SAFETY: the caller's promise.
+        let lanes = unsafe { self.to_array() };
+        let mut bits = 0;
+        for (index, lane) in lanes.into_iter().enumerate() {
+            bits |= u16::from(lane > limit) << index;
+        }
+        bits
+    }
+
     /// The smaller in each lane; `other` where one is not a number.
     unsafe fn min(self, other: Self) -> Self;
     /// `self` where `probe` >= `limit` or is not a number, else 0.
     unsafe fn zero_below(self, probe: Self, limit: f32) -> Self;
+}
+
+/// Has the cache line at an address fetched; the address need not be good for anything.
+#[inline(always)]
+pub fn prefetch<T>(from: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every machine of the kind has the instruction, and it faults nowhere.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(from.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
 }
 
 #[inline(always)]
@@ -203,3 +256,45 @@ macro_rules! dispatch {
     }};
 }
 pub(crate) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    #[inline(always)]
+    unsafe fn many_and_one<V: Vector>(rows: &[[f32; LANES]; LANES], out: &mut [[f32; LANES]; 2]) {
+        // SAFETY: the caller enabled the instructions.
+        unsafe {
+            let mut vectors = [V::splat(0.0); LANES];
+            for (vector, row) in vectors.iter_mut().zip(rows) {
+                *vector = V::load(row.as_ptr());
+            }
+            out[0] = V::sums(vectors).to_array();
+            for (sum, vector) in out[1].iter_mut().zip(vectors) {
+                *sum = vector.sum();
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_many_are_the_sums_of_each_bit_for_bit() {
+        let number = |place: usize| ((place * 7919 % 1009) as f32 - 500.0) / 7.0;
+        let rows =
+            std::array::from_fn(|row| std::array::from_fn(|lane| number(row * LANES + lane)));
+        for isa in Isa::available() {
+            let mut out = [[0.0; LANES]; 2];
+            let run = dispatch!(
+                isa,
+                many_and_one(rows: &[[f32; LANES]; LANES], out: &mut [[f32; LANES]; 2])
+            );
+            // SAFETY: the instructions of `isa` are there.
+            unsafe { run(&rows, &mut out) };
+            assert_eq!(
+                out[0].map(f32::to_bits),
+                out[1].map(f32::to_bits),
+                "{isa:?}"
+            );
+        }
+    }
+}
