@@ -359,7 +359,7 @@ def break_down(llm: AsyncLLM, error: BaseException | None = None) -> None:
     """From now on every forward pass fails."""
 
     def fail(buffers: Any) -> None:
-        llm.engine._failures = 2
+        llm.engine._steps._failures = 2
         raise error or RuntimeError("the device is gone")
 
     llm.engine.runner.run = fail  # type: ignore[method-assign]

@@ -763,11 +763,12 @@ class TestFailures:
             check_idle(llm.llm_engine.engine.core)
             assert ids_of(llm.generate(["a", "b"], greedy())) == ids_of(expected)
 
+    @pytest.mark.parametrize("overlapped", [False, True])
     @pytest.mark.parametrize("call", ["plan", "commit", "drain"])
     def test_interrupt_right_after_a_call_of_the_core(
-        self, own: Callable[..., LLM], call: str
+        self, own: Callable[..., LLM], call: str, overlapped: bool
     ) -> None:
-        llm = own()
+        llm = own(async_scheduling=overlapped)
         expected = llm.generate(["a", "b"], greedy())
         engine = llm.llm_engine.engine
 
@@ -791,13 +792,14 @@ class TestFailures:
                 return interrupted
 
         real = engine.core
-        engine.core = Interrupting(real)
+        engine.core = engine._steps._core = Interrupting(real)
         try:
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(["a", "b"], greedy())
         finally:
-            engine.core = real
+            engine.core = engine._steps._core = real
         assert ids_of(llm.generate(["a", "b"], greedy())) == ids_of(expected)
+        check_idle(engine.core)
 
     def test_logits_that_are_not_finite_end_their_request_alone(
         self, own: Callable[..., LLM]

@@ -260,7 +260,7 @@ class TestFailure:
         engine.add_request("a", "x", greedy(5))
         engine.step()
         # A second request is in no step yet when the engine gives up.
-        engine.engine._failures = 2
+        engine.engine._steps._failures = 2
         engine.add_request("b", "y" * 60, greedy(5))
 
         def fail(buffers: Any) -> None:

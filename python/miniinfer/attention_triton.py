@@ -22,6 +22,8 @@ class TritonAttention(KernelWrites):
     request's result independent of what else is in the step.
     """
 
+    is_capturable = True
+
     def __init__(self, cache: KVCache, *, num_splits: int | None = None) -> None:
         super().__init__(cache)
         self._num_splits = num_splits

@@ -41,6 +41,7 @@ _CHOICES = {
     "attention_backend": ("auto", "triton", "torch", "cpu", "flash_attn", "flashinfer"),
     "kv_cache_dtype": ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
 }
+_SWITCHES = ("enable_prefix_caching", "async_scheduling", "enforce_eager")
 _TEXTS = (
     "model",
     "revision",
@@ -121,6 +122,10 @@ class EngineArgs:
     """Seconds after which a step is taken for hung and the engine for dead; None is never."""
     seed: int | None = None
     """Makes requests without a seed of their own repeatable, in the order of their submission."""
+    async_scheduling: bool | None = None
+    """Plan each step while the one before it runs; None does so on a GPU."""
+    enforce_eager: bool = False
+    """Capture no CUDA graphs."""
     threads: int | None = None
     """Threads of the forward pass on a CPU; None is torch's choice."""
     chat_template: str | None = None
@@ -137,10 +142,10 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(f"{name} must be a text that is not empty, got {value!r}")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ValueError(
-                f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}"
-            )
+        for name in _SWITCHES:
+            value = getattr(self, name)
+            if not (isinstance(value, bool) or (value is None and name == "async_scheduling")):
+                raise ValueError(f"{name} must be true or false, got {value!r}")
         self._check_share("gpu_memory_utilization")
         if self.target_itl_ms != "auto":
             self._check_duration("target_itl_ms")

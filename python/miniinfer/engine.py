@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import atexit
-import contextlib
 import os
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from ._core import _Limits
+    from .execution.graphs import GraphLimits
     from .model.config import ModelConfig
     from .model.host_weights import HostWeights
     from .parallel.leader import Leader
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "StepEngine", "load_tokenizer"]
 
 logger = safe_logger(__name__)
-
-MAX_FAILURES = 3
-"""Steps that may fail one after the other before the engine gives up."""
 
 
 class StepEngine(abc.ABC):
@@ -55,7 +52,6 @@ class StepEngine(abc.ABC):
         self.config = read_model_config(self.source.path)
         self.max_model_len = self._max_model_len()
         self.leader: Leader | None = None
-        self._failures = 0
         try:
             self._load()
         except BaseException:
@@ -139,6 +135,7 @@ class StepEngine(abc.ABC):
         return asked or limit
 
     def _make_core(self) -> None:
+        from .execution.steps import MAX_FAILURES, Steps
         from .step import StepBuffers
 
         args, on_cpu = self.args, self.device.type == "cpu"
@@ -176,9 +173,13 @@ class StepEngine(abc.ABC):
         if speculation is not None:
             self.limits.update(speculation.limits(self.device.type))
         self.core = self._new_core(self.limits)
-        self.buffers = StepBuffers(self.core, 0, self.device)
+        slots = 2 if self._is_overlapped() else 1
+        buffers = [StepBuffers(self.core, slot, self.device) for slot in range(slots)]
+        # Where several processes compute, a failure may find them in different places of the step.
+        most = MAX_FAILURES if self.leader is None else 1
+        self._steps = Steps(self.core, self.runner, buffers, max_failures=most)
         if self.leader is not None:
-            self.leader.open(num_blocks, args.block_size, self.buffers.table_shape)
+            self.leader.open(num_blocks, args.block_size, buffers[0].table_shape)
             self.leader.tell(self.core.fail)
 
     def _new_runner(self) -> ModelRunner:
@@ -195,7 +196,22 @@ class StepEngine(abc.ABC):
             return ParallelRunner(cast("ShardedLlamaModel", self.model), self.leader, **sizes)
         from .runner import ModelRunner
 
-        return ModelRunner(self.model, **sizes)
+        return ModelRunner(self.model, **sizes, graph_limits=self._graph_limits())
+
+    def _graph_limits(self) -> GraphLimits | None:
+        from .execution.graphs import GraphLimits
+
+        if self.args.enforce_eager or self.device.type != "cuda":
+            return None
+        return GraphLimits(self.args.max_num_seqs, self.max_model_len)
+
+    def _is_overlapped(self) -> bool:
+        asked = self.args.async_scheduling
+        if asked and self.leader is not None:
+            raise ValueError("async_scheduling must be off where several processes compute")
+        drafts = self.args.speculation() is not None
+        possible = self.device.type == "cuda" and self.leader is None and not drafts
+        return possible if asked is None else asked
 
     def _num_kv_blocks(self) -> int:
         from .largest_step import run_largest_step
@@ -234,33 +250,19 @@ class StepEngine(abc.ABC):
         return generation_defaults(self.source)
 
     def step(self) -> bool:
-        """Plan, forward, sample, commit. False if there was nothing to compute.
+        """Plan, forward, sample, commit; overlapped, the next step is planned before the commit.
 
-        A forward that fails ends the requests of its step; after `MAX_FAILURES` in a row the
-        exception is raised. So is the first one where several processes compute: they may be in
-        different places of the step.
+        False if there was nothing to compute. A forward that fails ends the requests of its step;
+        after some in a row the exception is raised. So is the first one where several processes
+        compute.
         """
-        core, buffers = self.core, self.buffers
         if self.leader is not None:
             self.leader.check()
-        try:
-            if not core.plan(buffers.slot):
-                return False
-            self.runner.run(buffers)
-        except BaseException as error:
-            # An interrupt may come right after the plan; without a plan there is no step to end.
-            with contextlib.suppress(RuntimeError):
-                core.fail_step(buffers.slot, f"the forward pass failed: {_describe(error)}")
-            if not isinstance(error, Exception) or self.leader is not None:
-                raise
-            self._failures += 1
-            if self._failures >= MAX_FAILURES:
-                raise
-            logger.exception("the forward pass failed; the requests of this step are lost")
-            return True
-        core.commit(buffers.slot)
-        self._failures = 0
-        return True
+        return self._steps.step()
+
+    def drain(self) -> None:
+        """Commit the step that is under way, if there is one, and plan no other."""
+        self._steps.drain()
 
     def close(self) -> None:
         """End the processes that compute with this one, if there are any; from any thread."""
@@ -334,10 +336,6 @@ class Engine(StepEngine):
             parser=parser,
         )
         return self.core.submit(prompt_token_ids, asked)
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _device(name: str) -> torch.device:

@@ -113,7 +113,13 @@ class LLMEngine:
                 outputs.append(output)
             if state.finished:
                 self._forget(request_id)
+        self._rest()
         return outputs
+
+    def _rest(self) -> None:
+        """With nobody left to step for, a step under way keeps nothing."""
+        if not self._states:
+            self.engine.drain()
 
     def _forget(self, request_id: str) -> None:
         self._states.pop(request_id, None)

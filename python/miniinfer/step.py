@@ -36,6 +36,7 @@ class StepHeader:
     num_prompt_rows: int
     num_prompt_logprobs: int
     num_masks: int
+    num_pending: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,7 +82,7 @@ class StepBuffers:
 
     def header(self) -> StepHeader:
         """The scalars of the step that was planned."""
-        return StepHeader(*self._host["header"][:12].tolist())
+        return StepHeader(*self._host["header"][:13].tolist())
 
     def forward_batch(self, header: StepHeader) -> ForwardBatch:
         """The planned step as the model takes it."""
@@ -122,6 +123,10 @@ class StepBuffers:
             logits_index=host["logits_index"][: header.num_samples],
         )
 
+    def source(self, header: StepHeader) -> Tensor:
+        """Which samples of the step before are the step's first tokens: int32 [pending]."""
+        return self._input("source", header.num_pending)
+
     def sampling_batch(self, header: StepHeader) -> SamplingBatch:
         """The planned step as the sampler takes it."""
         samples = header.num_samples
@@ -156,24 +161,30 @@ class StepBuffers:
     def take_prompt_logprobs(
         self, logprob: Tensor, rank: Tensor, top_ids: Tensor, top_logprobs: Tensor
     ) -> None:
-        """Hand the rows' results to the core: float32 [R], int32 [R], int32 and float32 [R, K]."""
-        arrays = (tensor.cpu().numpy() for tensor in (logprob, rank, top_ids, top_logprobs))
+        """Hand the rows' results to the core: float32 [R], int32 [R], int32 and float32 [R, K].
+
+        All of them on the host.
+        """
+        arrays = (tensor.numpy() for tensor in (logprob, rank, top_ids, top_logprobs))
         self._core.take_prompt_logprobs(self.slot, *arrays)
 
     def write_samples(self, output: SampleOutput) -> None:
-        """Put the step's tokens, and their logprobs if any, where the core reads them."""
+        """Put the step's tokens, and their logprobs if any, where the core reads them.
+
+        A GPU does so after the call: whoever reads them waits for it.
+        """
         count = len(output.sampled)
-        self._tensors["sampled"][:count] = output.sampled
+        _begin_copy(self._tensors["sampled"][:count], output.sampled)
         if output.logprob is None:
             return
         assert output.rank is not None
         assert output.top_ids is not None
         assert output.top_logprobs is not None
-        self._tensors["logprob"][:count] = output.logprob
-        self._tensors["rank"][:count] = output.rank
+        _begin_copy(self._tensors["logprob"][:count], output.logprob)
+        _begin_copy(self._tensors["rank"][:count], output.rank)
         width = output.top_ids.shape[1]
-        self._top_ids[:count, :width] = output.top_ids
-        self._top_logprobs[:count, :width] = output.top_logprobs
+        _begin_copy(self._top_ids[:count, :width], output.top_ids)
+        _begin_copy(self._top_logprobs[:count, :width], output.top_logprobs)
 
     def _input(self, name: str, length: int) -> Tensor:
         return self._on_device(self._tensors[name][:length])
@@ -214,3 +225,7 @@ class StepBuffers:
         self._core.fill_masks(self.slot, *(part.numpy() for part in self._masks))
         rows, bits = (self._on_device(part[:count]) for part in self._masks)
         return TokenMasks(rows, bits)
+
+
+def _begin_copy(into: Tensor, source: Tensor) -> None:
+    into.copy_(source, non_blocking=True)

@@ -70,7 +70,7 @@ fn step(runtime: &Runtime, arrays: &mut OwnedArrays, model: &mut ShadowModel) ->
     if runtime.driver().plan(0, &view).expect("plan") == 0 {
         return false;
     }
-    model.forward(&view);
+    model.forward(&view, &[]);
     runtime.driver().commit(0, &view).expect("commit");
     true
 }

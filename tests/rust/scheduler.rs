@@ -308,9 +308,14 @@ impl World {
             _ => Command::Resume(id),
         });
         let commands: Vec<_> = commands.collect();
-        let step = self.sim.step_with(|engine, _| engine.apply(commands));
+        let mut sent = false;
+        let step = self.sim.step_with(|engine, _| {
+            engine.apply(commands);
+            sent = true;
+        });
+        step.expect("the protocol is kept");
         self.collect();
-        if step.expect("the protocol is kept") == 0 {
+        if !sent {
             return;
         }
         for (kind, id) in messages {
@@ -376,16 +381,20 @@ impl World {
         // Alone, a request takes one step per token at most. Others can preempt it, but the oldest of the
         // most urgent class never loses its blocks, so that in the worst case all run one after the other.
         let alone: usize = self.requests.values().map(|r| r.tokens.len() + 50).sum();
-        let bound = alone + 50;
+        // Overlapped, it may have every second step only.
+        let bound = (alone + 50) * if self.sim.overlapped { 2 } else { 1 };
         let mut steps = 0;
-        while self.sim.engine.num_requests() > 0 {
+        // What was submitted while a step is in flight is known once that ends.
+        while self.sim.engine.num_requests() > 0 || self.sim.engine.in_flight() {
             self.step();
             self.sim.engine.check().expect("consistent");
             steps += 1;
             assert!(steps <= bound, "not finished after {bound} steps");
         }
-        // The ends of requests that were cancelled last are still to be handed on.
+        // The ends of requests that were cancelled last are still to be handed on, and a step that was planned
+        // for them is to be computed.
         self.step();
+        self.sim.engine.check().expect("consistent");
         for (id, request) in &self.requests {
             let expected = &request.tokens[..request.got.len()];
             assert_eq!(request.got, expected, "request {id} got other tokens");
@@ -430,10 +439,21 @@ proptest! {
         (config, ops) in config().prop_flat_map(|config| {
             let max_len = config.max_model_len;
             (Just(config), prop::collection::vec(op(max_len), 1..80))
-        })
+        }),
+        // One step at a time, overlapped, and overlapped where no drafts prevent it.
+        (overlapped, drafting) in prop_oneof![
+            Just((false, true)),
+            Just((true, true)),
+            Just((true, false)),
+        ],
     ) {
+        let mut config = config;
+        if !drafting {
+            (config.max_draft_tokens, config.ngram_lookup) = (0, None);
+        }
         let eos = 7.min(vocab - 1);
-        let sim = Simulation::new(config, vec![eos], vocab).expect("a valid configuration");
+        let mut sim = Simulation::new(config, vec![eos], vocab).expect("a valid configuration");
+        sim.overlapped = overlapped;
         let mut world = World { sim, vocab, eos, requests: HashMap::new() };
         for op in &ops {
             world.run(op);

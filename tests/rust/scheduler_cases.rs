@@ -16,6 +16,8 @@ mod drafts;
 mod failure;
 #[path = "scheduler_cases/lookup.rs"]
 mod lookup;
+#[path = "scheduler_cases/overlap.rs"]
+mod overlap;
 #[path = "scheduler_cases/pause.rs"]
 mod pause;
 #[path = "scheduler_cases/preemption.rs"]

@@ -131,7 +131,7 @@ impl World {
         let view = self.arrays.view();
         let worked = self.host.driver().plan(0, &view).expect("plan") > 0;
         if worked {
-            self.model.forward(&view);
+            self.model.forward(&view, &[]);
             self.host.driver().commit(0, &view).expect("commit");
         }
         for (client, bytes) in self.host.take_frames(!worked) {

@@ -91,7 +91,7 @@ async def test_the_engine_dies_under_its_clients(tiny_model: Path) -> None:
                 await asyncio.sleep(0.002)
 
         def fail(buffers: Any) -> None:
-            llm.engine._failures = 2
+            llm.engine._steps._failures = 2
             raise RuntimeError("the device is gone")
 
         llm.engine.runner.run = fail  # type: ignore[method-assign]

@@ -113,6 +113,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="type of weights and activations (default: auto)",
     )
     _add_kernel_options(group)
+    _add_execution_options(group)
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps (default: auto)")
     group.add_argument(
         "-tp",
@@ -199,6 +200,15 @@ def _add_kernel_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_execution_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="plan each step while the one before it runs (default: on a GPU)",
+    )
+    group.add_argument("--enforce-eager", action="store_true", help="capture no CUDA graphs")
+
+
 def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("KV cache")
     group.add_argument(
@@ -252,6 +262,8 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         "quantization",
         "load_format",
         "attention_backend",
+        "async_scheduling",
+        "enforce_eager",
         "kv_cache_dtype",
         "device",
         "max_model_len",

@@ -52,6 +52,10 @@ impl Engine {
             && self.fits_without_victims(place.2)
             && let Some(victim) = self.victim(priority)
         {
+            if self.overlap.active {
+                self.overlap.victims_wait = true;
+                return;
+            }
             self.preempt(victim);
         }
     }
@@ -114,6 +118,11 @@ impl Engine {
             let needed = self.blocks_to_admit(index);
             let fits = !self.free_rows.is_empty() && needed <= self.blocks.num_free();
             if fits || (urgent && self.fits_without_victims(index)) {
+                if !fits && self.overlap.active {
+                    self.overlap.victims_wait = true;
+                    self.admission_closed = true;
+                    return false;
+                }
                 if !fits {
                     self.take_from_victims(index);
                 }

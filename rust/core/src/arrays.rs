@@ -38,6 +38,8 @@ pub mod header {
     pub const NUM_PROMPT_LOGPROBS: usize = 10;
     /// Rows of logits that have a mask: what `fill_masks` writes.
     pub const NUM_MASKS: usize = 11;
+    /// The first so many tokens are not known yet: what `source` names.
+    pub const NUM_PENDING: usize = 12;
     /// Items of `header`.
     pub const LEN: usize = 16;
 }
@@ -113,7 +115,7 @@ fn tokens(config: &EngineConfig) -> usize {
 step_arrays! {
     /// Scalars of the step, see [`header`].
     header: i32, |_c| header::LEN;
-    /// \[T\] token ids, packed: sequences with one token first.
+    /// \[T\] token ids, packed: sequences with one token first. Those of pending tokens are 0.
     token_ids: i32, |c| tokens(c);
     /// \[T\] position of each token in its sequence.
     positions: i32, |c| tokens(c);
@@ -139,6 +141,8 @@ step_arrays! {
     min_p: f32, |c| samples(c);
     /// \[N\] the request's draw for this position, in [0, 1).
     uniform: f32, |c| samples(c);
+    /// \[B\] of each pending token, which sample of the step before it is.
+    source: i32, |c| seqs(c);
     /// \[N\] out: the token sampled, -1 where the logits were not finite.
     sampled: i32, |c| samples(c);
     /// \[N\] out: its logprob.

@@ -7,12 +7,12 @@ use crate::request::{NO_ROW, Request, State};
 impl Engine {
     /// Verifies that rows, queues, lists, blocks and requests agree; says what does not.
     pub fn check(&self) -> Result<(), String> {
-        self.blocks.check(
-            self.table
-                .iter()
-                .map(|(_, request)| request.table.as_slice()),
-        )?;
+        let tables = self.table.iter();
+        let tables = tables.map(|(_, request)| request.table.as_slice());
+        let leftovers = std::iter::once(self.overlap.leftovers.as_slice());
+        self.blocks.check(tables.chain(leftovers))?;
         self.check_rows()?;
+        self.check_flights()?;
         self.check_lists()?;
         for (_, request) in self.table.iter() {
             self.check_request(request)
@@ -124,11 +124,14 @@ impl Engine {
     fn check_request(&self, request: &Request) -> Result<(), String> {
         let running = matches!(
             request.state,
-            State::Prefill | State::Decode | State::Paused
+            State::Prefill | State::Decode | State::Paused | State::Gone
         );
         ensure(running == (request.row != NO_ROW), || {
             format!("row {}", request.row)
         })?;
+        if request.state == State::Gone {
+            return Ok(());
+        }
         let len = request.tokens.len() as u32;
         let fits = request
             .drafter

@@ -21,10 +21,9 @@ impl Engine {
     /// Takes in the tokens that were sampled for a planned step. What there is to hand on is then in
     /// [`Engine::take_output`].
     pub fn commit(&mut self, slot: usize, arrays: &StepArrays<'_>) -> Result<(), StepError> {
-        self.expect(slot, "commit", true)?;
         arrays.check(&self.config)?;
+        let noted = self.end_flight(slot, "commit")?;
         let now = Instant::now();
-        self.slots[slot].in_flight = false;
         let planned = std::mem::take(&mut self.slots[slot].planned);
         self.output.top_width = self.slots[slot]
             .num_logprobs
@@ -36,7 +35,9 @@ impl Engine {
             self.table
                 .warm_with_tokens(together.iter().map(|entry| entry.index));
             for entry in together {
-                self.commit_one(entry, arrays, slot, now, &mut latency);
+                if !(noted && self.land(slot, entry)) {
+                    self.commit_one(entry, arrays, slot, now, &mut latency);
+                }
             }
         }
         self.observe_latency(now, latency);
@@ -44,6 +45,10 @@ impl Engine {
         state.planned = planned;
         if let Some(started) = state.started.take() {
             self.cost.observe(state.num_tokens, now - started);
+        }
+        // A step planned meanwhile begins now.
+        if let Some(started) = &mut self.slots[1 - slot].started {
+            *started = now;
         }
         self.apply_deferred();
         Ok(())
@@ -96,8 +101,7 @@ impl Engine {
         self.give_back_surplus_blocks(index, !drafts.is_empty());
         if matches!(fate, Fate::End(EndReason::Error(_))) {
             // Its KV may be as bad as its logits: nobody may meet it in the cache.
-            let table = std::mem::take(&mut self.table.get_mut(index).table);
-            self.blocks.discard(&table);
+            self.blocks.distrust(&self.table.get(index).table);
         } else {
             self.register_full_blocks(index);
         }
@@ -236,14 +240,24 @@ impl Engine {
             return;
         }
         let block_size = self.config.block_size;
+        let flying = self.is_flying(self.table.get(index));
         let request = self.table.get_mut(index);
         while (request.registered + 1) * block_size <= request.computed {
             let at = request.registered as usize;
             let first = at * block_size as usize;
             let tokens = &request.tokens[first..first + block_size as usize];
             let own = request.table[at];
+            if flying {
+                // If it is given up, then not before the step in flight has read it.
+                self.blocks.share(&[own]);
+            }
             let (chain, block) = self.blocks.register(request.chain, own, tokens);
             request.chain = chain;
+            if flying && block == own {
+                self.blocks.release(&[own]);
+            } else if flying {
+                self.overlap.leftovers.push(own);
+            }
             if block != own {
                 request.table[at] = block;
                 for synced in &mut request.synced {

@@ -139,11 +139,8 @@ impl Driver {
         self.interrupt();
     }
 
-    /// Takes messages in, between steps: what a step under way computes for must live until its commit.
+    /// Takes messages in.
     fn take_commands(&self, state: &mut State) {
-        if state.engine.in_flight() {
-            return;
-        }
         // The driving thread holds the receiver only while it sleeps in `wait`; what it wakes for, its own
         // next plan takes in.
         match self.receiver.try_lock() {
@@ -187,9 +184,7 @@ impl Driver {
 
     /// Counters as of the last step; between steps, with the messages since then taken in.
     pub fn stats(&self) -> Stats {
-        if let Ok(mut state) = self.state.try_lock()
-            && !state.engine.in_flight()
-        {
+        if let Ok(mut state) = self.state.try_lock() {
             self.catch_up(&mut state);
         }
         self.last_stats()
@@ -207,8 +202,11 @@ impl Driver {
         state.engine.check()
     }
 
-    /// Takes messages in on a thread that may not be the driving one.
+    /// Takes messages in, between steps, on a thread that may not be the driving one.
     fn catch_up(&self, state: &mut State) {
+        if state.engine.in_flight() {
+            return;
+        }
         self.take_commands(state);
         self.hand_on(state);
         if state.engine.has_work() {

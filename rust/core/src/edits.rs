@@ -157,9 +157,15 @@ impl LogitEdits {
         }
     }
 
-    /// The edits of the token after `output`, at most [`Self::num_edits`] of them.
-    pub fn iter(&self, output: &[u32]) -> impl Iterator<Item = LogitEdit> + '_ {
-        let num_output = output.len() as u32;
+    /// Whether the edits of a token depend on which tokens came before it, and not only on how many.
+    pub fn follow_tokens(&self) -> bool {
+        self.counts || self.limit.is_some() || !self.bad_words.is_empty()
+    }
+
+    /// The edits of the token after `output` and `pending` more, at most [`Self::num_edits`] of them. None are
+    /// pending where the edits [follow](Self::follow_tokens) the tokens.
+    pub fn iter(&self, output: &[u32], pending: u32) -> impl Iterator<Item = LogitEdit> + '_ {
+        let num_output = output.len() as u32 + pending;
         let masked = self.is_masked();
         let banning = num_output < self.min_tokens && !masked;
         let mut banned: Vec<u32> = if masked {
@@ -216,7 +222,7 @@ mod tests {
 
     fn find(edits: &LogitEdits, num_output: usize, token: u32) -> Option<LogitEdit> {
         edits
-            .iter(&vec![1; num_output])
+            .iter(&vec![1; num_output], 0)
             .find(|edit| edit.token == token)
     }
 
@@ -241,7 +247,7 @@ mod tests {
         assert_eq!(find(&edits, 3, 7).expect("counted").bias, -1.0);
         assert_eq!(find(&edits, 3, 9).expect("counted").bias, -0.75);
         assert_eq!(find(&edits, 3, 8).expect("in the prompt").bias, 0.0);
-        assert_eq!(edits.iter(&[1; 3]).count(), 3);
+        assert_eq!(edits.iter(&[1; 3], 0).count(), 3);
     }
 
     #[test]
@@ -285,7 +291,7 @@ mod tests {
         };
         let edits = LogitEdits::new(&[2], &params, &limits, &[]).expect("bad words");
         let listed: Vec<_> = edits
-            .iter(&[1])
+            .iter(&[1], 0)
             .map(|edit| (edit.token, edit.bias))
             .collect();
         let banned = f32::NEG_INFINITY;
@@ -293,7 +299,7 @@ mod tests {
         assert!(listed.len() <= edits.num_edits(1));
         let bare = SamplingSpec::default();
         let edits = LogitEdits::new(&[2], &bare, &limits, &[]).expect("bad words");
-        let listed: Vec<_> = edits.iter(&[3]).map(|edit| edit.token).collect();
+        let listed: Vec<_> = edits.iter(&[3], 0).map(|edit| edit.token).collect();
         assert_eq!(listed, [7]);
     }
 
@@ -311,7 +317,7 @@ mod tests {
         };
         let edits = LogitEdits::new(&[9], &params, &limits, &[33]).expect("a limit");
         assert!(edits.is_masked());
-        let finite = edits.iter(&[1]).all(|edit| edit.bias.is_finite());
+        let finite = edits.iter(&[1], 0).all(|edit| edit.bias.is_finite());
         assert!(finite);
         let mask = |output: &[u32]| {
             let row = [const { Cell::new(-1) }; 3];

@@ -14,6 +14,7 @@ use crate::config::EngineConfig;
 use crate::cost::StepCost;
 use crate::error::{ConfigError, StepError};
 use crate::grammar::MaskWorkers;
+use crate::overlap::{Flight, Overlap};
 use crate::queue::PrefillQueue;
 use crate::request::{Arrival, NewRequest, RequestId};
 use crate::stats::{Counters, Stats};
@@ -62,6 +63,10 @@ pub(crate) struct Planned {
 pub(crate) struct Slot {
     pub planned: Vec<Planned>,
     pub in_flight: bool,
+    /// When it was planned.
+    pub step: u64,
+    /// Whether it is noted which requests the step in flight has.
+    pub noted: bool,
     pub num_tokens: u32,
     pub num_logprobs: Option<u32>,
     /// Rows of logits with a mask.
@@ -86,6 +91,7 @@ pub struct Engine {
     pub(crate) rows: Vec<u32>,
     pub(crate) free_rows: Vec<u32>,
     pub(crate) slots: [Slot; 2],
+    pub(crate) overlap: Overlap,
     /// Requests given prefill tokens by the plan under way.
     pub(crate) grants: Vec<u32>,
     /// Decoding requests whose blocks are full, if there are no drafts; maybe some that have left since.
@@ -137,6 +143,10 @@ impl Engine {
             rows: vec![HOLE; rows as usize],
             free_rows: (0..rows).rev().collect(),
             slots: Default::default(),
+            overlap: Overlap {
+                flights: vec![Flight::default(); rows as usize],
+                ..Overlap::default()
+            },
             grants: Vec::new(),
             growing: Vec::new(),
             admission_closed: false,
@@ -191,7 +201,7 @@ impl Engine {
     }
 
     pub(crate) fn num_running(&self) -> usize {
-        self.rows.len() - self.free_rows.len()
+        self.rows.len() - self.free_rows.len() - self.overlap.num_gone
     }
 
     /// What the engine has to say: tokens and ends since the last call. The text side takes it.
@@ -201,12 +211,17 @@ impl Engine {
     }
 
     /// Takes messages in. They come before each plan, from an [`crate::inbox`]; those that come while a
-    /// step is in flight wait for its end, as the step's results are for the requests it was planned with.
+    /// step is in flight wait for its end, or for the next plan if that comes before.
     pub fn apply(&mut self, commands: impl IntoIterator<Item = Command>) {
         if self.in_flight() {
             self.deferred.extend(commands);
             return;
         }
+        self.take_all(commands);
+    }
+
+    /// Takes messages in, now.
+    pub(crate) fn take_all(&mut self, commands: impl IntoIterator<Item = Command>) {
         let now = Instant::now();
         let mut commands = commands.into_iter();
         let mut together = std::mem::take(&mut self.together);
@@ -252,9 +267,9 @@ impl Engine {
         }
     }
 
-    /// Takes in what came while a step was in flight.
+    /// Takes in what came while a step was in flight, unless another is.
     pub(crate) fn apply_deferred(&mut self) {
-        if !self.deferred.is_empty() {
+        if !self.deferred.is_empty() && !self.in_flight() {
             let deferred = std::mem::take(&mut self.deferred);
             self.apply(deferred);
         }
@@ -262,13 +277,14 @@ impl Engine {
 
     /// Ends the requests of a step whose forward failed; the others go on.
     pub fn fail_step(&mut self, slot: usize, reason: &str) -> Result<(), StepError> {
-        self.expect(slot, "fail_step", true)?;
-        self.slots[slot].in_flight = false;
+        let noted = self.end_flight(slot, "fail_step")?;
         let reason: Arc<str> = reason.into();
         let planned = std::mem::take(&mut self.slots[slot].planned);
         let now = Instant::now();
         for entry in &planned {
-            self.end(entry.index, Some(EndReason::Error(reason.clone())), now);
+            if !(noted && self.land(slot, entry)) {
+                self.end(entry.index, Some(EndReason::Error(reason.clone())), now);
+            }
         }
         self.slots[slot].planned = planned;
         self.apply_deferred();
@@ -277,9 +293,7 @@ impl Engine {
 
     /// Ends every request: the engine cannot go on.
     pub fn fail_all(&mut self, reason: &str) {
-        for slot in &mut self.slots {
-            slot.in_flight = false;
-        }
+        self.ground();
         self.apply_deferred();
         let reason: Arc<str> = reason.into();
         let indices: Vec<u32> = self.table.iter().map(|(index, _)| index).collect();

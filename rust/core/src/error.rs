@@ -116,6 +116,13 @@ pub enum StepError {
         actual: &'static str,
         needed: &'static str,
     },
+    /// Steps end in the order in which they were planned.
+    #[error("slot {slot} was planned after slot {first}: {call} needs that one to end first")]
+    OutOfOrder {
+        slot: usize,
+        call: &'static str,
+        first: usize,
+    },
     /// There are two slots.
     #[error("slot must be 0 or 1, got {slot}")]
     NoSuchSlot { slot: usize },

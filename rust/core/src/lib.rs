@@ -47,6 +47,7 @@ mod edits;
 mod engine;
 mod lifecycle;
 mod masks;
+mod overlap;
 mod queue;
 mod schedule;
 mod stack;

@@ -153,9 +153,11 @@ impl Engine {
     pub(crate) fn set_drafts(&mut self, id: RequestId, mut drafts: Vec<u32>) {
         if let Some(index) = self.table.find(id) {
             drafts.truncate(self.config.max_draft_tokens as usize);
+            let flying = self.is_flying(self.table.get(index));
             let request = self.table.get_mut(index);
             // Penalties change with each token: those behind a draft could not be verified in one go.
-            if request.state == State::Decode && request.edits.is_none() {
+            // A step in flight has drafts of its own.
+            if request.state == State::Decode && request.edits.is_none() && !flying {
                 request.drafts = drafts.into();
             }
         }
@@ -234,10 +236,11 @@ impl Engine {
             State::Paused => self.num_paused -= 1,
             State::Following => self.num_following -= 1,
             State::Parked => {}
+            State::Gone => unreachable!("invariant: a request ends once"),
         }
+        let flying = self.is_flying(self.table.get(index));
         let request = self.table.get_mut(index);
         self.num_ended += 1;
-        self.blocks.release(&request.table);
         self.blocks.release_root(request.root);
         self.queue.leave(request.tenant);
         self.counters
@@ -255,15 +258,20 @@ impl Engine {
                     .observe((now - first) / later);
             }
         }
-        let (row, priority, id) = (request.row, request.priority, request.id);
+        let (priority, id) = (request.priority, request.id);
         let followers = std::mem::take(&mut request.followers);
-        self.table.remove(index);
+        if flying {
+            request.state = State::Gone;
+            self.overlap.num_gone += 1;
+            self.table.forget(id);
+        } else {
+            self.release(index);
+        }
         self.no_more_overdue(priority, id);
-        self.free_row(row);
         self.hand_over(&followers);
     }
 
-    fn free_row(&mut self, row: u32) {
+    pub(crate) fn free_row(&mut self, row: u32) {
         if row != NO_ROW {
             self.rows[row as usize] = HOLE;
             self.free_rows.push(row);

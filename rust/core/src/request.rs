@@ -126,6 +126,8 @@ pub(crate) enum State {
     Paused,
     /// Preempted while paused: holds nothing and is in no queue until it is resumed.
     Parked,
+    /// Ended while a step in flight has it: holds its row and blocks until that step's commit.
+    Gone,
 }
 
 /// The leader of a request that has none. No request has this id. (An `Option` would offer its spare values to

@@ -16,6 +16,7 @@ impl Engine {
         self.growth = None;
         self.close_holes();
         self.schedule_decodes();
+        self.give_pending_room();
         self.refund = 0;
         let decode_tokens = self.decode_tokens();
         let budget = self.prefill_budget(decode_tokens);
@@ -106,7 +107,7 @@ impl Engine {
     /// Tokens of the decoding requests in this step.
     fn decode_tokens(&self) -> u32 {
         if self.config.max_draft_tokens == 0 {
-            return self.num_decoding() as u32;
+            return self.num_decodes();
         }
         let indices = self.decoding.iter().filter(|&&index| index != HOLE);
         indices.map(|&index| self.table.get(index).scheduled).sum()
@@ -215,8 +216,13 @@ impl Engine {
 
     /// Gives a prefilling request up to `tokens` of what it still lacks.
     fn grant(&mut self, index: u32, tokens: u32) -> u32 {
+        let flying = self.flight(self.table.get(index)).tokens;
         let request = self.table.get_mut(index);
-        let given = tokens.min(request.remaining() - request.scheduled);
+        if flying > 0 && request.prompt_logprobs.is_some() {
+            // Which of them are known, and so which rows are asked for, is told by the commit.
+            return 0;
+        }
+        let given = tokens.min(request.remaining() - request.scheduled - flying);
         if given > 0 && request.scheduled == 0 {
             self.grants.push(index);
         }

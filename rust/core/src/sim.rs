@@ -75,9 +75,15 @@ impl ShadowModel {
         }
     }
 
-    /// Runs a planned step: fills the cache and `sampled`.
-    pub fn forward(&mut self, arrays: &StepArrays<'_>) {
+    /// Runs a planned step: fills the cache and `sampled`. `before` is what the step before sampled, if tokens
+    /// are pending.
+    pub fn forward(&mut self, arrays: &StepArrays<'_>, before: &[Cell<i32>]) {
         let field = |at: usize| arrays.header[at].get() as usize;
+        for at in 0..field(header::NUM_PENDING) {
+            // Where a logit was not finite there is no token, and the step's result is for nobody.
+            let token = before[arrays.source[at].get() as usize].get().max(0);
+            arrays.token_ids[at].set(token);
+        }
         let digests = &mut self.digests;
         digests.clear();
         for seq in 0..field(header::NUM_SEQS) {
@@ -114,6 +120,7 @@ impl ShadowModel {
     pub fn report_prompts(
         &self,
         engine: &mut Engine,
+        slot: usize,
         arrays: &StepArrays<'_>,
     ) -> Result<(), StepError> {
         let rows = arrays.header[header::NUM_PROMPT_ROWS].get() as usize;
@@ -122,7 +129,7 @@ impl ShadowModel {
         }
         let width = arrays.header[header::NUM_PROMPT_LOGPROBS].get() as usize;
         let (index, target) = (vec![Cell::new(0); rows], vec![Cell::new(0); rows]);
-        let written = engine.prompt_rows(0, &index, &target)?;
+        let written = engine.prompt_rows(slot, &index, &target)?;
         assert_eq!(written, rows, "the header counts the rows");
         let judged = index.iter().zip(&target).map(|(index, target)| {
             let digest = self.digests[index.get() as usize];
@@ -141,7 +148,7 @@ impl ShadowModel {
             top_ids: &ids,
             top_logprobs: &logprobs,
         };
-        engine.take_prompt_logprobs(0, &found)
+        engine.take_prompt_logprobs(slot, &found)
     }
 }
 
@@ -153,6 +160,11 @@ pub struct Simulation {
     pub arrays: OwnedArrays,
     /// What the last step handed on.
     pub output: StepOutput,
+    /// Whether each step is planned before the one before it is computed.
+    pub overlapped: bool,
+    second: OwnedArrays,
+    /// The slot of the step that is planned and not computed.
+    planned: Option<usize>,
     model: ShadowModel,
     next_id: RequestId,
 }
@@ -164,6 +176,9 @@ impl Simulation {
         Ok(Self {
             arrays: OwnedArrays::new(engine.config()),
             output: StepOutput::default(),
+            overlapped: false,
+            second: OwnedArrays::new(engine.config()),
+            planned: None,
             model: ShadowModel::new(engine.config(), vocab),
             next_id: 0,
             engine,
@@ -198,23 +213,38 @@ impl Simulation {
         &mut self,
         meddle: impl FnOnce(&mut Engine, &StepArrays<'_>),
     ) -> Result<u32, StepError> {
-        let arrays = self.arrays.view();
-        let tokens = self.engine.plan(0, &arrays)?;
-        if tokens > 0 {
-            self.model.forward(&arrays);
-            self.model.report_prompts(&mut self.engine, &arrays)?;
-            meddle(&mut self.engine, &arrays);
-            self.engine.commit(0, &arrays)?;
-        }
-        self.engine.take_output(&mut self.output);
-        Ok(tokens)
+        self.advance(|engine, slot, arrays| {
+            meddle(engine, arrays);
+            engine.commit(slot, arrays)
+        })
     }
 
     /// A step whose forward pass fails.
     pub fn fail_step(&mut self, reason: &str) -> Result<u32, StepError> {
-        let tokens = self.engine.plan(0, &self.arrays.view())?;
-        if tokens > 0 {
-            self.engine.fail_step(0, reason)?;
+        self.advance(|engine, slot, _| engine.fail_step(slot, reason))
+    }
+
+    /// Plans a step, unless one waits and overlap is off; then computes the one before, if overlapped, and has
+    /// it ended. Returns the tokens of the step that was planned, or of the one that was ended.
+    fn advance(
+        &mut self,
+        end: impl FnOnce(&mut Engine, usize, &StepArrays<'_>) -> Result<(), StepError>,
+    ) -> Result<u32, StepError> {
+        let views = [self.arrays.view(), self.second.view()];
+        let next = self.planned.map_or(0, |before| 1 - before);
+        let mut tokens = self.engine.plan(next, &views[next])?;
+        let next = (tokens > 0).then_some(next);
+        let due = if self.overlapped {
+            std::mem::replace(&mut self.planned, next)
+        } else {
+            next
+        };
+        if let Some(slot) = due {
+            let arrays = &views[slot];
+            self.model.forward(arrays, views[1 - slot].sampled);
+            self.model.report_prompts(&mut self.engine, slot, arrays)?;
+            end(&mut self.engine, slot, arrays)?;
+            tokens = tokens.max(arrays.header[header::NUM_TOKENS].get() as u32);
         }
         self.engine.take_output(&mut self.output);
         Ok(tokens)

@@ -47,6 +47,11 @@ impl Table {
         self.free.push(index);
     }
 
+    /// From now on nobody finds a request by its id.
+    pub fn forget(&mut self, id: RequestId) {
+        self.by_id.remove(&id);
+    }
+
     pub fn find(&self, id: RequestId) -> Option<u32> {
         self.by_id.get(&id).copied()
     }

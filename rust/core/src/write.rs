@@ -4,10 +4,12 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use crate::arrays::{StepArrays, flag, header};
+use crate::block::BlockId;
 use crate::edits::LogitEdit;
 use crate::engine::{Engine, Planned, Slot};
 use crate::error::StepError;
 use crate::noise;
+use crate::overlap::Pending;
 use crate::request::Request;
 use crate::table::TOGETHER;
 
@@ -33,13 +35,13 @@ struct Writer<'a, 'b> {
 impl Engine {
     /// Plans a step and writes its arrays. Returns the number of tokens in it; 0 if there is nothing to
     /// compute, and then no commit follows.
+    ///
+    /// The step before may be in flight still: then there may also be nothing to compute because all of it
+    /// waits for that one's commit.
     pub fn plan(&mut self, slot: usize, arrays: &StepArrays<'_>) -> Result<u32, StepError> {
-        for each in 0..self.slots.len() {
-            self.expect(each, "plan", false)?;
-        }
         self.expect(slot, "plan", false)?;
         arrays.check(&self.config)?;
-        if !self.has_work() {
+        if !self.begin_overlap() || !self.has_work() {
             return Ok(0);
         }
         let started = Instant::now();
@@ -47,8 +49,9 @@ impl Engine {
         self.schedule();
         let mut state = std::mem::take(&mut self.slots[slot]);
         self.write(slot, &mut state, arrays);
-        state.started = Some(started);
         state.in_flight = state.num_tokens > 0;
+        state.started = state.in_flight.then_some(started);
+        state.step = self.step;
         let tokens = state.num_tokens;
         self.slots[slot] = state;
         self.start_masks(slot);
@@ -79,11 +82,19 @@ impl Engine {
             masks: 0,
         };
         arrays.query_start[0].set(0);
+        for &Pending { index, sample } in &self.overlap.pending {
+            let request = self.table.get_mut(index);
+            state.planned.push(writer.pending(index, request, sample));
+        }
+        let (overlapped, flights) = (self.overlap.active, &self.overlap.flights);
         let drafting = self.config.max_draft_tokens > 0;
         for together in self.decoding.chunks(TOGETHER) {
             self.table.warm(together.iter().copied());
             for &index in together {
                 let request = self.table.get_mut(index);
+                if overlapped && flights[request.row as usize].tokens > 0 {
+                    continue;
+                }
                 if drafting && !request.drafts.is_empty() {
                     self.counters.drafts += 1;
                     self.counters.draft_tokens += request.drafts.len() as u64;
@@ -106,10 +117,11 @@ impl Engine {
             let live = self.table.get_mut(index);
             if live.scheduled > 0 {
                 self.counters.prefill_tokens += u64::from(live.scheduled);
-                state.planned.push(writer.chunk(index, live));
+                let flying = self.overlap.flights[live.row as usize].tokens;
+                state.planned.push(writer.chunk(index, live, flying));
             }
         }
-        writer.finish(num_decodes);
+        writer.finish(num_decodes, self.overlap.pending.len());
         state.num_tokens = writer.tokens as u32;
         state.num_logprobs = writer.num_logprobs;
         state.num_masks = writer.masks;
@@ -137,9 +149,10 @@ impl Engine {
             let Some(edits) = request.edits.as_deref().filter(|_| planned.samples > 0) else {
                 continue;
             };
+            let pending = self.num_pending(slot, request);
             for row in 0..planned.samples {
                 // Requests with edits have no drafts: there is one row.
-                for edit in edits.iter(request.output()) {
+                for edit in edits.iter(request.output(), pending) {
                     if at == room {
                         let needed = at + 1;
                         return Err(StepError::ArrayLength {
@@ -175,7 +188,7 @@ impl Writer<'_, '_> {
             request.last_block,
             request.table[position / self.block_size]
         );
-        self.token(position, request);
+        self.place(request.last_id, position, request.last_block);
         self.sequence(request, 1, position + 1);
         self.sample(request, self.tokens - 1, 0);
     }
@@ -201,9 +214,26 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Several tokens of a request: a prefill chunk.
-    fn chunk(&mut self, index: u32, request: &mut Request) -> Planned {
-        let first = request.computed as usize;
+    /// One request's next token, which is a sample of the step before.
+    fn pending(&mut self, index: u32, request: &mut Request, sample: u32) -> Planned {
+        let position = request.tokens.len();
+        let at = self.tokens;
+        let first_sample = self.samples as u32;
+        self.arrays.source[at].set(sample as i32);
+        self.place(0, position, request.table[position / self.block_size]);
+        self.sequence(request, 1, position + 1);
+        self.sample(request, at, 1);
+        Planned {
+            index,
+            tokens: 1,
+            samples: 1,
+            first_sample,
+        }
+    }
+
+    /// Several tokens of a request: a prefill chunk. `flying` of its tokens are computed by the step before.
+    fn chunk(&mut self, index: u32, request: &mut Request, flying: u32) -> Planned {
+        let first = (request.computed + flying) as usize;
         let scheduled = request.scheduled;
         let end = first + scheduled as usize;
         self.run(&request.tokens[first..end], first, request);
@@ -228,13 +258,13 @@ impl Writer<'_, '_> {
     }
 
     #[inline]
-    fn token(&mut self, position: usize, request: &Request) {
+    fn place(&mut self, id: u32, position: usize, block: BlockId) {
         let at = self.tokens;
-        let block = request.last_block as usize;
+        let first = block as usize * self.block_size;
         let arrays = self.arrays;
-        arrays.token_ids[at].set(request.last_id as i32);
+        arrays.token_ids[at].set(id as i32);
         arrays.positions[at].set(position as i32);
-        arrays.slot_mapping[at].set((block * self.block_size + position % self.block_size) as i64);
+        arrays.slot_mapping[at].set((first + position % self.block_size) as i64);
         self.tokens += 1;
     }
 
@@ -317,7 +347,7 @@ impl Writer<'_, '_> {
         self.samples += 1;
     }
 
-    fn finish(&self, num_decodes: usize) {
+    fn finish(&self, num_decodes: usize, num_pending: usize) {
         let fields = [
             (header::NUM_TOKENS, self.tokens as i32),
             (header::NUM_SEQS, self.seqs as i32),
@@ -334,6 +364,7 @@ impl Writer<'_, '_> {
             (header::NUM_PROMPT_ROWS, self.prompt_rows as i32),
             (header::NUM_PROMPT_LOGPROBS, self.prompt_logprobs as i32),
             (header::NUM_MASKS, self.masks as i32),
+            (header::NUM_PENDING, num_pending as i32),
         ];
         for (field, value) in fields {
             self.arrays.header[field].set(value);

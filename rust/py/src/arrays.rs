@@ -95,5 +95,5 @@ macro_rules! slot_arrays {
 slot_arrays! {
     header: i32, token_ids: i32, positions: i32, slot_mapping: i64, query_start: i32, seq_lens: i32,
     rows: i32, block_table: i32, logits_index: i32, temperature: f32, top_k: i32, top_p: f32,
-    min_p: f32, uniform: f32, sampled: i32, logprob: f32, rank: i32, top_ids: i32, top_logprobs: f32,
+    min_p: f32, uniform: f32, source: i32, sampled: i32, logprob: f32, rank: i32, top_ids: i32, top_logprobs: f32,
 }

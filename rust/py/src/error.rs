@@ -31,9 +31,9 @@ pub fn runtime(error: &RuntimeError) -> PyErr {
 pub fn step(error: &StepError) -> PyErr {
     match error {
         StepError::ArrayLength { .. } => PyValueError::new_err(error.to_string()),
-        StepError::SlotState { .. } | StepError::NoSuchSlot { .. } => {
-            PyRuntimeError::new_err(error.to_string())
-        }
+        StepError::SlotState { .. }
+        | StepError::OutOfOrder { .. }
+        | StepError::NoSuchSlot { .. } => PyRuntimeError::new_err(error.to_string()),
     }
 }
 

@@ -304,14 +304,13 @@ impl<H: TokenHash> BlockManager<H> {
         }
     }
 
-    /// Gives back one reference to each of these blocks, whose content is not to be trusted: those that nobody else
-    /// holds can no longer be found.
-    pub fn discard(&mut self, blocks: &[BlockId]) {
+    /// The content of these blocks, which the caller holds, is not to be trusted: those that nobody else holds can
+    /// no longer be found.
+    pub fn distrust(&mut self, blocks: &[BlockId]) {
         for &block in blocks.iter().rev() {
             if self.pool.references(block) == 1 && self.index.contains(block) {
                 self.forget(block);
             }
-            self.release_one(block);
         }
     }
 
@@ -362,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn discarded_blocks_are_found_only_while_others_hold_them() {
+    fn distrusted_blocks_are_found_only_while_others_hold_them() {
         let mut manager = BlockManager::new(4, 1, true);
         let root = manager.root(&[]);
         let (mut table, mut other) = (Vec::new(), Vec::new());
@@ -370,10 +369,12 @@ mod tests {
         let (key, _) = manager.register(root, table[0], &[1]);
         manager.register(key, table[1], &[2]);
         manager.acquire(root, &[1], 1, &mut other);
-        manager.discard(&table);
+        manager.distrust(&table);
+        manager.release(&table);
         assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 1);
         assert_eq!((manager.num_free(), manager.num_cached_free()), (3, 0));
-        manager.discard(&other);
+        manager.distrust(&other);
+        manager.release(&other);
         assert_eq!(manager.lookup(root, &[1, 2], 2).blocks, 0);
         manager.check(std::iter::empty()).expect("sound");
     }
