@@ -242,7 +242,7 @@ class TestMessages:
 
         def exchange(rows: list[int], lengths: list[int]) -> tuple[Any, int]:
             tokens = len(rows) + 3
-            header = StepHeader(tokens, len(rows), 1, 2, 4, max(lengths), 0, 0, 0, 5, 0, 0)
+            header = StepHeader(tokens, len(rows), 1, 2, 4, max(lengths), 0, 0, 0, 5, 0, 0, 0)
             inputs = StepInputs(
                 token_ids=np.arange(tokens, dtype=np.int32),
                 positions=np.arange(tokens, dtype=np.int32) + 100,
