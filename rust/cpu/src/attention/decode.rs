@@ -1,8 +1,7 @@
 //! Attention of single tokens: the context is streamed past all query heads of a key-value head.
 //!
-//! A context is cut into runs of 256 positions, each attended on its own and then merged, in order, by
-//! its largest score (as in `FlashDecoding`). The cuts depend on positions alone, so that a token's
-//! result does not depend on how many threads there are or what else is in the batch.
+//! A context is cut into runs of 256 positions, each attended on its own and then merged
+//! (`pieces.rs`).
 #![expect(unsafe_code, reason = "the cache is read through vectors")]
 #![expect(
     clippy::inline_always,
@@ -16,7 +15,9 @@
 use super::cache::LayerCache;
 use super::context::{RUN, Slots};
 use super::element::{Element, by_element};
-use super::{Queries, Request, first_key};
+use super::pieces::{cut, finish, merge};
+use super::softmax::softmax;
+use super::{Queries, Request};
 use crate::isa::Isa;
 use crate::layout::ALIGNMENT;
 use crate::pool::Pool;
@@ -34,16 +35,6 @@ const AHEAD: usize = 16;
 
 /// Vectors of a head whose sums stay in registers.
 const WIDE: usize = 4;
-
-/// One run of one token's context.
-struct Piece<'a> {
-    request: Request<'a>,
-    token: usize,
-    first: usize,
-    end: usize,
-    /// Whether it is the whole context: then its result is final.
-    is_whole: bool,
-}
 
 /// Attends all tokens of the requests.
 pub(crate) fn attend(
@@ -96,69 +87,6 @@ pub(crate) fn attend(
         }
     });
     merge(&pieces, partials, heads, size, out);
-}
-
-fn cut<'a>(queries: &Queries<'_>, requests: &[Request<'a>]) -> Vec<Piece<'a>> {
-    let mut pieces = Vec::with_capacity(requests.len());
-    for request in requests {
-        for token in 0..request.tokens {
-            let position = request.length - request.tokens + token;
-            let start = first_key(position, queries.window);
-            let mut first = start;
-            while first <= position {
-                let end = ((first / RUN + 1) * RUN).min(position + 1);
-                pieces.push(Piece {
-                    request: *request,
-                    token: request.start + token,
-                    first,
-                    end,
-                    is_whole: first == start && end == position + 1,
-                });
-                first = end;
-            }
-        }
-    }
-    pieces
-}
-
-fn finish(partial: &[f32], out: &mut [f32]) {
-    let inverse = 1.0 / partial[1];
-    for (out, value) in out.iter_mut().zip(&partial[2..]) {
-        *out = value * inverse;
-    }
-}
-
-/// Joins the pieces of tokens that have several.
-fn merge(pieces: &[Piece<'_>], partials: &[f32], heads: usize, size: usize, out: &mut [f32]) {
-    let entry = size + 2;
-    let mut joined = vec![0.0; entry];
-    for parts in pieces.chunk_by(|a, b| a.token == b.token) {
-        if parts[0].is_whole {
-            continue;
-        }
-        let before = (parts.as_ptr().addr() - pieces.as_ptr().addr()) / size_of::<Piece<'_>>();
-        for head in 0..heads {
-            let part =
-                |index: usize| &partials[((before + index) * heads + head) * entry..][..entry];
-            joined.copy_from_slice(part(0));
-            for index in 1..parts.len() {
-                join(&mut joined, part(index));
-            }
-            finish(
-                &joined,
-                &mut out[(parts[0].token * heads + head) * size..][..size],
-            );
-        }
-    }
-}
-
-fn join(into: &mut [f32], from: &[f32]) {
-    let largest = into[0].max(from[0]);
-    let (old, new) = ((into[0] - largest).exp(), (from[0] - largest).exp());
-    into[0] = largest;
-    for (into, from) in into[1..].iter_mut().zip(&from[1..]) {
-        *into = *into * old + from * new;
-    }
 }
 
 struct PieceJob<'a> {
@@ -327,41 +255,6 @@ fn fetch_ahead<E: Element>(job: &PieceJob<'_>, first: usize, count: usize) {
                     .wrapping_byte_add(line * ALIGNMENT),
             );
         }
-    }
-}
-
-/// Scores times `factor` to weights: the largest, and the sum of the weights.
-#[inline(always)]
-pub(super) unsafe fn softmax<V: Vector>(scores: &mut [f32], factor: f32) -> (f32, f32) {
-    // SAFETY: the caller's promise; vectors end where the scores do.
-    unsafe {
-        let mut largest = V::splat(f32::NEG_INFINITY);
-        let whole = scores.len() / LANES * LANES;
-        for start in (0..whole).step_by(LANES) {
-            largest = V::load(scores[start..].as_ptr()).max(largest);
-        }
-        let largest = scores[whole..]
-            .iter()
-            .copied()
-            .fold(largest.largest(), f32::max)
-            * factor;
-        let (factor, shift) = (V::splat(factor), V::splat(-largest));
-        let mut sum = V::splat(0.0);
-        for start in (0..whole).step_by(LANES) {
-            let weight = V::load(scores[start..].as_ptr()).fma(factor, shift).exp();
-            sum = sum.add(weight);
-            weight.store(scores[start..].as_mut_ptr());
-        }
-        let mut total = sum.sum();
-        if whole < scores.len() {
-            let count = scores.len() - whole;
-            let rest = crate::rows::load::<V>(scores, whole)
-                .fma(factor, shift)
-                .exp();
-            rest.store_first(scores[whole..].as_mut_ptr(), count);
-            total += scores[whole..].iter().sum::<f32>();
-        }
-        (largest, total)
     }
 }
 

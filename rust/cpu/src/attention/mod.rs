@@ -9,7 +9,9 @@ pub mod cache;
 mod context;
 pub mod decode;
 pub mod element;
+mod pieces;
 pub mod prefill;
+mod softmax;
 pub mod write;
 
 use crate::isa::Isa;
