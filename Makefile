@@ -78,6 +78,22 @@ test-python: setup $(VENV)/.tokenizers $(VENV)/.node ## Tests of the package, ke
 	OMP_NUM_THREADS=1 MINIINFER_TOKENIZERS=$(CURDIR)/$(VENV)/tokenizers MINIINFER_NODE=$(CURDIR)/$(VENV)/node \
 		$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
+# The first run emulates all instructions that QEMU knows, the second a machine without dot products,
+# which only the products of bytes differ on.
+ARM := aarch64-unknown-linux-gnu
+ARM_TEST := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
+	cargo test --locked --quiet --target $(ARM) -p miniinfer-cpu
+
+.PHONY: test-arm
+test-arm: ## The CPU kernels for aarch64, in QEMU; needs qemu-aarch64, a cross compiler and rustup
+	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc rustup; do \
+		command -v $$tool > /dev/null || { echo "test-arm needs $$tool (Debian: qemu-user gcc-aarch64-linux-gnu)" >&2; exit 1; }; \
+	done
+	rustup target add $(ARM)
+	QEMU_CPU=max $(ARM_TEST)
+	QEMU_CPU=cortex-a57 $(ARM_TEST) --test linear
+
 .PHONY: test-loom
 test-loom: ## Model-check the channel and the wake
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release -p miniinfer-core --lib loom

@@ -112,7 +112,7 @@ class TestRefusals:
     def test_threads(self) -> None:
         with pytest.raises(ValueError, match="threads must be from 1 to 1024, got 0"):
             set_kernel_threads(0)
-        assert kernel_isa() in ("avx512", "avx2", "portable")
+        assert kernel_isa() in ("avx512", "avx2", "neon_dotprod", "neon", "portable")
 
 
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 8, 6, 2, 48

@@ -9,6 +9,10 @@ pub enum Isa {
     Avx512,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// NEON with the dot products of Armv8.2.
+    NeonDot,
+    /// NEON.
+    Neon,
     /// No instructions of a kind: what the compiler makes of plain code.
     Portable,
 }
@@ -22,7 +26,13 @@ impl Isa {
 
     /// All that this machine has, best first.
     pub fn available() -> Vec<Self> {
-        let all = [Self::Avx512, Self::Avx2, Self::Portable];
+        let all = [
+            Self::Avx512,
+            Self::Avx2,
+            Self::NeonDot,
+            Self::Neon,
+            Self::Portable,
+        ];
         all.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
@@ -31,6 +41,8 @@ impl Isa {
         match self {
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
+            Self::NeonDot => "neon_dotprod",
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }
@@ -49,11 +61,25 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            Self::NeonDot | Self::Neon => false,
             Self::Portable => true,
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    fn is_available(self) -> bool {
+        use std::arch::is_aarch64_feature_detected;
+        match self {
+            Self::Avx512 | Self::Avx2 => false,
+            Self::NeonDot => {
+                is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")
+            }
+            Self::Neon => is_aarch64_feature_detected!("neon"),
+            Self::Portable => true,
+        }
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn is_available(self) -> bool {
         self == Self::Portable
     }

@@ -19,6 +19,8 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod portable;
 
 use crate::half::{f32_to_bf16, f32_to_f16};
@@ -214,7 +216,16 @@ pub fn prefetch<T>(from: *const T) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(from.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: likewise.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl1keep, [{from}]",
+            from = in(reg) from,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = from;
 }
 
@@ -246,11 +257,19 @@ macro_rules! dispatch {
             // SAFETY: as above.
             unsafe { $body::<crate::simd::avx2::Avx2 $($(, $generic)*)?>($($name),*) }
         }
+        #[cfg(target_arch = "aarch64")]
+        #[target_feature(enable = "neon")]
+        unsafe fn neon $(<$($generic: crate::attention::element::Element),*>)? ($($name: $type),*) {
+            // SAFETY: as above.
+            unsafe { $body::<crate::simd::neon::Neon $($(, $generic)*)?>($($name),*) }
+        }
         match $isa {
             #[cfg(target_arch = "x86_64")]
             crate::isa::Isa::Avx512 => avx512 $(::<$($generic),*>)?,
             #[cfg(target_arch = "x86_64")]
             crate::isa::Isa::Avx2 => avx2 $(::<$($generic),*>)?,
+            #[cfg(target_arch = "aarch64")]
+            crate::isa::Isa::NeonDot | crate::isa::Isa::Neon => neon $(::<$($generic),*>)?,
             _ => $body::<crate::simd::portable::Portable $($(, $generic)*)?>,
         }
     }};
@@ -258,43 +277,4 @@ macro_rules! dispatch {
 pub(crate) use dispatch;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::isa::Isa;
-
-    #[inline(always)]
-    unsafe fn many_and_one<V: Vector>(rows: &[[f32; LANES]; LANES], out: &mut [[f32; LANES]; 2]) {
-        // SAFETY: the caller enabled the instructions.
-        unsafe {
-            let mut vectors = [V::splat(0.0); LANES];
-            for (vector, row) in vectors.iter_mut().zip(rows) {
-                *vector = V::load(row.as_ptr());
-            }
-            out[0] = V::sums(vectors).to_array();
-            for (sum, vector) in out[1].iter_mut().zip(vectors) {
-                *sum = vector.sum();
-            }
-        }
-    }
-
-    #[test]
-    fn sums_of_many_are_the_sums_of_each_bit_for_bit() {
-        let number = |place: usize| ((place * 7919 % 1009) as f32 - 500.0) / 7.0;
-        let rows =
-            std::array::from_fn(|row| std::array::from_fn(|lane| number(row * LANES + lane)));
-        for isa in Isa::available() {
-            let mut out = [[0.0; LANES]; 2];
-            let run = dispatch!(
-                isa,
-                many_and_one(rows: &[[f32; LANES]; LANES], out: &mut [[f32; LANES]; 2])
-            );
-            // SAFETY: the instructions of `isa` are there.
-            unsafe { run(&rows, &mut out) };
-            assert_eq!(
-                out[0].map(f32::to_bits),
-                out[1].map(f32::to_bits),
-                "{isa:?}"
-            );
-        }
-    }
-}
+mod tests;

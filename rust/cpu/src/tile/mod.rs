@@ -9,6 +9,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 use crate::activations::Tile;
@@ -88,6 +90,10 @@ pub fn kernel(isa: Isa, layout: Layout, width: usize) -> Kernel {
         Isa::Avx512 => avx512::kernel(layout, width),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::kernel(layout),
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => neon::dot_kernel(layout),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => neon::kernel(layout),
         _ => portable::kernel(layout),
     }
 }
