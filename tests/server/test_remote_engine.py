@@ -137,6 +137,9 @@ async def served(
         if process.returncode is None:
             process.kill()
         await process.wait()
+        async with asyncio.timeout(PATIENCE):
+            # Its end comes with that of the last process that it was handed down to.
+            await process.stdout.read()
 
 
 async def test_sigterm_under_load_with_an_engine_apart(tiny_model: Path) -> None:
@@ -265,5 +268,5 @@ async def test_a_model_that_cannot_be_loaded_ends_all(tiny_model: Path) -> None:
     async with asyncio.timeout(4 * PATIENCE):
         _, error = await process.communicate()
     assert process.returncode == 1
-    assert b"max_model_len must be at most 256" in error
+    assert b"--max-model-len must be at most 256" in error
     assert not children(process.pid, "miniinfer.engine_process")
