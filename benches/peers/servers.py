@@ -63,6 +63,8 @@ class Server:
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 self.command,
+                # Python looks for modules where it starts, and finds ours there before a peer's own.
+                cwd=self.log.parent,
                 env=os.environ | dict(self.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
