@@ -133,7 +133,7 @@ bench-core: $(VENV)/.wheel ## The core beside a scheduler in plain Python; refre
 
 .PHONY: bench-cpu
 bench-cpu: $(VENV)/.model ## The CPU backend, beside what peers are installed; refreshes benches/
-	$(BIN)/python benches/cpu.py
+	GOMP_SPINCOUNT=1000 $(BIN)/python benches/cpu.py
 
 .PHONY: bench-peers
 bench-peers: $(VENV)/.model ## Install the peers that bench-cpu compares with; takes a while

@@ -26,9 +26,22 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
+def read(section: str) -> dict[str, float | str]:
+    """The figures that were written last; none if there are none."""
+    try:
+        figures: dict[str, float | str] = json.loads(_results(section).read_text())
+    except FileNotFoundError:
+        return {}
+    return figures
+
+
+def _results(section: str) -> Path:
+    return _HERE / "results" / f"{section}.json"
+
+
 def write(section: str, figures: Mapping[str, float | str], table: str) -> None:
     """Write a section's figures to its JSON file, and its table between its marks of the README."""
-    results = _HERE / "results" / f"{section}.json"
+    results = _results(section)
     results.parent.mkdir(exist_ok=True)
     results.write_text(json.dumps(figures, indent=2) + "\n")
     readme = _HERE / "README.md"

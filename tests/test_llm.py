@@ -1,5 +1,8 @@
 """Offline generation: what `LLM` promises, on a real engine."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -863,3 +866,21 @@ class TestThreads:
         assert other[0].finished
         tokens = [token for output in stream for token in output.token_ids]
         assert tokens == llm.generate([1, 2, 3], greedy())[0].token_ids
+
+
+def test_torchs_threads_spin_briefly_in_a_program_too(tiny_model: Path) -> None:
+    program = (
+        "import os, sys, miniinfer; "
+        "miniinfer.LLM(model=sys.argv[1], device='cpu', num_kv_blocks=64).close(); "
+        "print(os.environ['GOMP_SPINCOUNT'])"
+    )
+    clean = {name: value for name, value in os.environ.items() if "GOMP" not in name}
+    clean.pop("OMP_WAIT_POLICY", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_model)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean,
+    )
+    assert done.stdout == "1000\n"

@@ -63,7 +63,7 @@ class Server:
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 self.command,
-                # Python looks for modules where it starts, and finds ours there before a peer's own.
+                # Where Python starts it looks for modules, and would find ours before a peer's.
                 cwd=self.log.parent,
                 env=os.environ | dict(self.environment),
                 stdin=subprocess.DEVNULL,

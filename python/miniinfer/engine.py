@@ -21,6 +21,7 @@ from .parsing import ParserSpec
 from .safe_logging import safe_logger
 from .sampling_params import SamplingParams
 from .source import ModelSource, resolve_model
+from .spinning import spin_briefly
 from .structured import CompiledGrammar, StructuredOutputsParams
 from .submission import SubmitParams, compile_grammar
 from .tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class StepEngine(abc.ABC):
     core: Driver
 
     def __init__(self, args: EngineArgs) -> None:
+        spin_briefly()
         self.args = args
         self.source = resolve_model(args.model, args.revision)
         self.config = read_model_config(self.source.path)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from miniinfer.parallel.torchrun import torchrun
+from miniinfer.spinning import spin_briefly
 
 from . import bench, chat, fetch, generate, serve
 from .flags import with_flags
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     A failure is one line on stderr; `--log-level debug` shows where it came from.
     """
     arguments = build_parser().parse_args(argv)
-    _spin_briefly()
+    spin_briefly()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -87,19 +88,6 @@ def _run(arguments: argparse.Namespace) -> int:
             follow_torchrun(args, launch)
     code: int = arguments.run(arguments)
     return code
-
-
-def _spin_briefly() -> None:
-    """Have torch's CPU threads sleep soon when they wait for each other; for torch not yet there.
-
-    GNU OpenMP, which torch's wheels for Linux bring, spins at every barrier for milliseconds, and
-    when other programs want the cores too, a thread spins away the time of the one it waits for.
-    A decode step of the built-in model, two threads on two cores at a load of 5 to 8, took 580 to
-    1500 ms by default and 90 to 160 ms with 1000 spins, as with one thread. That many take some
-    tens of microseconds, enough for the short waits within a step.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _fail(message: str, code: int) -> int:
