@@ -30,6 +30,7 @@ __all__ = [
     "parse",
     "rms_norm",
     "sample_rows",
+    "send_each",
     "set_kernel_threads",
 ]
 
