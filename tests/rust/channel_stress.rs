@@ -156,6 +156,8 @@ fn flush(streams: &mut [StreamProducer<Tokens>], keys: &mut Vec<u64>) {
 /// Clients: hold, resume and close streams at random from their own thread, and leave all of them flowing.
 fn disturb(guards: &[StreamGuard<Tokens>], end: &AtomicBool) {
     let mut random = Random(7);
+    // However little this thread gets to run, one is closed.
+    guards[0].close();
     while !end.load(Ordering::Relaxed) {
         let guard = &guards[random.below(STREAMS) as usize];
         match random.below(100) {
