@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -27,6 +28,10 @@ _LAST_WORDS_SECONDS = 10.0
 
 _LOOK_UP_SECONDS = 1.0
 """How often whoever waits for the last step looks whether it hangs."""
+
+_GIVEN_UP_SECONDS = 15.0
+"""How long closing waits for the step of an engine that has lost one of its processes: what it
+computes together with that one fails soon, but need not."""
 
 _LAST_STEP_SECONDS = 30.0
 """How long the interpreter's exit waits for the step that is being computed."""
@@ -121,11 +126,11 @@ class AsyncLLM(StreamingLLM):
     def _give_up_step(self) -> None:
         limit = self.engine.args.step_timeout
         assert limit is not None
+        self._hung = True
         self._give_up(taken_for_hung(limit))
 
     def _give_up(self, reason: str) -> None:
         """Tell everyone that the engine is dead, from another thread than its own."""
-        self._hung = True
         self._error = reason
         logger.critical("the engine has stopped: %s", reason)
         self._core.fail(reason)
@@ -184,7 +189,10 @@ class AsyncLLM(StreamingLLM):
     async def close(self) -> None:
         """End every request and stop the engine's thread."""
         self._request_stop()
+        given_up = time.monotonic() + _GIVEN_UP_SECONDS
         while self._thread.is_alive() and not self._hung:
+            if self._error is not None and time.monotonic() > given_up:
+                break
             await asyncio.to_thread(self._thread.join, _LOOK_UP_SECONDS)
         # A step that hangs keeps its thread from doing so.
         await asyncio.to_thread(self.engine.close)

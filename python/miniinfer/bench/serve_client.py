@@ -63,6 +63,7 @@ async def send(
                     result.error = f"HTTP {response.status}"
                 else:
                     result.error = await _read(response, result)
+                    _leave(response)
     except TimeoutError:
         result.error = "timeout"
     except (aiohttp.ClientError, ConnectionError) as error:
@@ -98,6 +99,17 @@ async def _read(response: aiohttp.ClientResponse, result: RequestResult) -> str 
         if any(_has_text(choice) for choice in event.get("choices", ())):
             result.arrivals.append(now)
     return "cut off"
+
+
+def _leave(response: aiohttp.ClientResponse) -> None:
+    """End a TLS connection whose answer is not read to its last byte.
+
+    It is not used again, and would wait for the server's farewell, perhaps longer than there is an
+    event loop.
+    """
+    transport = None if response.connection is None else response.connection.transport
+    if transport is not None and transport.get_extra_info("sslcontext") is not None:
+        transport.abort()
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
