@@ -31,6 +31,16 @@ TINY = {
 }
 
 
+def with_random_weights(model: LlamaModel) -> LlamaModel:
+    """A model of ours with the same random weights each time."""
+    generator = torch.Generator().manual_seed(1)
+    for name, slot in model.weights.slots().items():
+        noise = torch.randn(slot.target.shape, generator=generator)
+        scale = 0.3 if noise.dim() == 1 else 1.5 * noise.shape[-1] ** -0.5
+        slot.target.copy_(noise * scale + ("norm" in name))
+    return model
+
+
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A transformers model of `family` (llama, mistral, qwen2, qwen3) with random weights."""
     import transformers

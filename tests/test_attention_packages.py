@@ -266,12 +266,7 @@ def flashinfer(monkeypatch):
 
 def run_steps(make_attention, block_size):
     """Logits of prefills in chunks beside decodes, over a shuffled cache full of NaN."""
-    model = LlamaModel(CONFIG)
-    generator = torch.Generator().manual_seed(1)
-    for name, slot in model.weights.slots().items():
-        noise = torch.randn(slot.target.shape, generator=generator)
-        scale = 0.3 if noise.dim() == 1 else 1.5 * noise.shape[-1] ** -0.5
-        slot.target.copy_(noise * scale + ("norm" in name))
+    model = model_helpers.with_random_weights(LlamaModel(CONFIG))
     runner = model_helpers.PagedRunner(model, block_size=block_size, num_tokens=8 * 256)
     model.attention = make_attention(runner.cache)
     tokens = model_helpers.random_tokens(400, seed=2)

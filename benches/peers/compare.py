@@ -46,7 +46,7 @@ def beside_llama_bench(rounds: int) -> Figures:
         ):
             mine, theirs = offline.in_turns([ours, offline.llama_bench(kind)], rounds)
             figures[f"{kind}_vs_llama"] = offline.median_ratio(mine, theirs)
-            figures[f"{kind}_tok_s"] = statistics.median(mine)
+            figures[f"{kind}_tok_s_beside_llama"] = statistics.median(mine)
             figures[f"llama_{kind}_tok_s"] = statistics.median(theirs)
     return figures
 

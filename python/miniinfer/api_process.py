@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .child import ParentLink
+from .child import ParentLink, log_to_stderr
 from .config import EngineArgs
 from .engine_link import EngineLink
 from .remote_llm import Layout, RemoteLLM
@@ -40,11 +40,7 @@ def main(arguments: list[str]) -> int:
     if others:
         # Told to stop before it has begun.
         return 0
-    logging.basicConfig(
-        level=first["log_level"],
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    log_to_stderr(first["log_level"])
     args = EngineArgs(**first["args"])
     config = ServerConfig(**{name: _tupled(value) for name, value in first["config"].items()})
     layout = Layout(Path(first["folder"]), first["client"], first["engines"])

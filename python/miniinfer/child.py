@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Child", "Lines", "ParentLink", "exit_reason"]
+__all__ = ["Child", "Lines", "ParentLink", "exit_reason", "log_to_stderr"]
 
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE = 64 * 2**20
@@ -149,6 +150,15 @@ class ParentLink:
             if lines:
                 return lines[0], lines[1:]
         os._exit(1)
+
+
+def log_to_stderr(level: int) -> None:
+    """Have a child log from a level on, beside its parent."""
+    logging.basicConfig(
+        level=level,
+        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
 
 
 def exit_reason(what: str, code: int) -> str:

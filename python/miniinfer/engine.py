@@ -84,49 +84,39 @@ class StepEngine(abc.ABC):
         from .backends import choose_backend
         from .model.loader import load_model
 
-        dtype = None if self.args.dtype == "auto" else getattr(torch, self.args.dtype)
-        if self.args.tensor_parallel_size > 1:
-            self._load_shard(dtype)
-            return
-        if self.args.threads is not None:
-            torch.set_num_threads(self.args.threads)
-        self.device = _device(self.args.device)
-        packing = choose_packing(
-            self.args, on_cpu=self.device.type == "cpu", is_gguf=self.source.kind == "gguf"
-        )
-        if packing is not None:
-            set_kernel_threads(torch.get_num_threads())
-        self.backend = choose_backend(self.args, self.device, packing)
+        args, packing, shard = self.args, None, None
+        if args.tensor_parallel_size > 1:
+            self.leader = self._lead()
+            self.device, shard = self.leader.device, self.leader.shard
+        else:
+            if args.threads is not None:
+                torch.set_num_threads(args.threads)
+            self.device = _device(args.device)
+            packing = choose_packing(
+                args, on_cpu=self.device.type == "cpu", is_gguf=self.source.kind == "gguf"
+            )
+            if packing is not None:
+                set_kernel_threads(torch.get_num_threads())
+        self.backend = choose_backend(args, self.device, packing)
         self.model = load_model(
             self.source.path,
-            dtype,
+            None if args.dtype == "auto" else getattr(torch, args.dtype),
             self.device,
             max_positions=self.max_model_len,
             host_weights=host_weights.result(),
             packing=packing,
-            random_weights=self.args.load_format == "dummy",
+            shard=shard,
+            random_weights=args.load_format == "dummy",
         )
-        self.kv_dtype = self.backend.kv_dtype(self.args, self.model)
+        self.kv_dtype = self.backend.kv_dtype(args, self.model)
 
-    def _load_shard(self, dtype: torch.dtype | None) -> None:
-        from .backends import choose_backend
-        from .model.loader import load_model
+    def _lead(self) -> Leader:
         from .parallel import lead_or_follow
 
-        leader = self.leader = lead_or_follow(self.args, self.source.path, self.config)
+        leader = lead_or_follow(self.args, self.source.path, self.config)
         # An engine that nobody has any more ends the other ranks too.
         weakref.finalize(self, leader.close).atexit = False
-        self.device = leader.device
-        self.backend = choose_backend(self.args, self.device, None)
-        self.model = load_model(
-            self.source.path,
-            dtype,
-            self.device,
-            max_positions=self.max_model_len,
-            shard=leader.shard,
-            random_weights=self.args.load_format == "dummy",
-        )
-        self.kv_dtype = self.backend.kv_dtype(self.args, self.model)
+        return leader
 
     def _max_model_len(self) -> int:
         asked, limit = self.args.max_model_len, self.config.max_model_len

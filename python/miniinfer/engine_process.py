@@ -22,7 +22,7 @@ import zmq
 
 from . import __version__
 from ._core import EngineHost
-from .child import ParentLink
+from .child import ParentLink, log_to_stderr
 from .watchdog import Watchdog, taken_for_hung
 from .wire import (
     DEAD,
@@ -273,11 +273,7 @@ def run(arguments: list[str], load: Callable[[dict[str, Any]], Steps]) -> int:
     """
     parent = ParentLink(arguments)
     first, others = parent.first()
-    logging.basicConfig(
-        level=first["log_level"],
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    log_to_stderr(first["log_level"])
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     exchange = Exchange(parent, first["engine"])
     threading.Thread(target=exchange.listen, args=(others,), name="listen", daemon=True).start()

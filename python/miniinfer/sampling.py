@@ -16,7 +16,6 @@ with a longer one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -171,21 +170,8 @@ def _apply_edits(logits: Tensor, batch: SamplingBatch) -> Tensor | None:
     return originals
 
 
-_PENALTIES = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
-    np.float32(0),
-    np.float32(-np.inf),
-)
-"""For each byte of a mask, what its eight tokens' logits get: 0, or -inf for a bit not set."""
-
-
 def _penalties(bits: Tensor) -> Tensor:
     """What masks, int32 [R, W], add to logits: float32 [R, 32 W], 0 or -inf."""
-    if bits.device.type == "cpu" and sys.byteorder == "little":
-        # A seventh of the time that shifts and a choice take.
-        return torch.from_numpy(
-            np.take(_PENALTIES, bits.numpy().view(np.uint8), axis=0).reshape(len(bits), -1)
-        )
     bit = torch.arange(32, dtype=torch.int32, device=bits.device)
     allowed = (bits.unsqueeze(2) >> bit).bitwise_and_(1).bool().flatten(1)
     return torch.where(allowed, 0.0, -torch.inf)

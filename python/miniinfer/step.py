@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,9 @@ class StepHeader:
     num_prompt_logprobs: int
     num_masks: int
     num_pending: int
+
+
+_HEADER_FIELDS = len(fields(StepHeader))
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,7 +85,7 @@ class StepBuffers:
 
     def header(self) -> StepHeader:
         """The scalars of the step that was planned."""
-        return StepHeader(*self._host["header"][:13].tolist())
+        return StepHeader(*self._host["header"][:_HEADER_FIELDS].tolist())
 
     def forward_batch(self, header: StepHeader) -> ForwardBatch:
         """The planned step as the model takes it."""

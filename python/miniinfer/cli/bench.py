@@ -59,6 +59,20 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_numbers(
+    parser: argparse.ArgumentParser, kind: Callable[[str], int], *flags: tuple[str, int, str]
+) -> None:
+    """Add flags that take a number: name, default and meaning of each."""
+    for name, default, text in flags:
+        parser.add_argument(
+            name,
+            type=kind,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+
+
 def _add_offline(subjects: Subparsers) -> None:
     parser = subjects.add_parser(
         "offline",
@@ -77,18 +91,13 @@ def _add_offline(subjects: Subparsers) -> None:
         metavar="N",
         help="requests at once (default: 1 8 32)",
     )
-    for name, default, text in (
+    _add_numbers(
+        parser,
+        positive_int,
         ("--input-tokens", 128, "tokens of a prompt"),
         ("--max-tokens", 64, "tokens of an answer"),
         ("--rounds", 3, "batches of each size that count, behind one that does not"),
-    ):
-        parser.add_argument(
-            name,
-            type=positive_int,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: %(default)s)",
-        )
+    )
     _add_outputs(parser)
     parser.set_defaults(run=run_offline, log_level="warning")
 
@@ -118,26 +127,20 @@ def _add_serve(subjects: Subparsers) -> None:
     load.add_argument(
         "--concurrency", type=positive_int, metavar="N", help="clients at once (default: 8)"
     )
-    for name, default, text in (
+    _add_numbers(
+        parser,
+        positive_int,
         ("--num-requests", 100, "requests to measure"),
         ("--input-words", 128, "words of a random prompt, about a token each"),
         ("--max-tokens", 64, "tokens of an answer at most"),
-    ):
-        parser.add_argument(
-            name,
-            type=positive_int,
-            default=default,
-            metavar="N",
-            help=f"{text} (default: %(default)s)",
-        )
-    for name, default, text in (
+    )
+    _add_numbers(
+        parser,
+        int,
         ("--num-warmup", 4, "requests ahead of those, not counted"),
         ("--shared-words", 0, "words that all random prompts begin with"),
         ("--seed", 0, "of prompts and arrivals"),
-    ):
-        parser.add_argument(
-            name, type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)"
-        )
+    )
     parser.add_argument(
         "--prompts",
         type=Path,

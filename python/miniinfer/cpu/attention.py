@@ -11,6 +11,7 @@ from torch import Tensor
 from .._core import PagedAttention
 from ..model.batch import ForwardBatch
 from ..model.kv_cache import KVCache
+from .tensors import address
 
 __all__ = ["CpuAttention", "StepArrays"]
 
@@ -51,7 +52,8 @@ class CpuAttention:
             tensor: Tensor = getattr(batch, name)
             if tensor.dtype is not dtype or not tensor.is_contiguous():
                 raise ValueError(f"{name} must be {dtype} and contiguous, got {tensor.dtype}")
-        _check("rotary_table", rotary_table, (rotary_table.shape[0], self._head_dim))
+        positions = rotary_table.shape[0]
+        rotary = address("rotary_table", rotary_table, (positions, self._head_dim))
         tokens, requests = batch.positions.shape[0], batch.seq_lens.shape[0]
         lengths = (batch.slot_mapping.shape[0], batch.query_start.shape[0], batch.rows.shape[0])
         if lengths != (tokens, requests + 1, requests):
@@ -59,11 +61,11 @@ class CpuAttention:
                 f"slot_mapping, query_start and rows have {lengths} elements for {tokens} tokens "
                 f"of {requests} requests"
             )
-        addresses = (getattr(batch, name).data_ptr() for name in _DTYPES)
+        arrays = (getattr(batch, name).data_ptr() for name in _DTYPES)
         return StepArrays(
             (
-                (rotary_table.data_ptr(), rotary_table.shape[0]),
-                (*addresses, tokens, requests, *batch.block_table.shape),
+                (rotary, positions),
+                (*arrays, tokens, requests, *batch.block_table.shape),
             ),
             batch,
         )
@@ -87,18 +89,14 @@ class CpuAttention:
         """
         tokens = arrays.batch.positions.shape[0]
         num_heads = out.shape[1] // self._head_dim
-        _check("heads", heads, (tokens, (num_heads + 2 * self._kv_heads) * self._head_dim))
-        _check("out", out, (tokens, num_heads * self._head_dim))
-        if norm is not None:
-            _check("norm", norm, (num_heads + self._kv_heads, self._head_dim))
-        weight = 0 if norm is None else norm.data_ptr()
+        width, normed = self._head_dim, num_heads + self._kv_heads
         self.kernel.step(
             layer,
-            heads.data_ptr(),
-            out.data_ptr(),
+            address("heads", heads, (tokens, (normed + self._kv_heads) * width)),
+            address("out", out, (tokens, num_heads * width)),
             num_heads,
             window or 0,
-            weight,
+            0 if norm is None else address("norm", norm, (normed, width)),
             epsilon,
             *arrays.arguments,
         )
@@ -117,12 +115,3 @@ _DTYPES = {
 
 def _scale_addresses(pair: tuple[Tensor, Tensor] | None) -> tuple[int, int]:
     return (0, 0) if pair is None else (pair[0].data_ptr(), pair[1].data_ptr())
-
-
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tensor.dtype is torch.float32 and tensor.shape == shape and tensor.is_contiguous():
-        return
-    raise ValueError(
-        f"{name} must be float32 {list(shape)} and contiguous, "
-        f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +50,9 @@ class QuantLinear:
 
         All float32 and contiguous; `norm` [columns].
         """
-        self._check(x, self.columns, out)
-        if norm is not None:
-            _check_tensor("norm", norm, (self.columns,))
-        weight = 0 if norm is None else norm.data_ptr()
-        self.kernel.forward(x.data_ptr(), out.data_ptr(), x.shape[0], weight, epsilon, False, False)
+        inputs, results = self._addresses(x, self.columns, out)
+        weight = 0 if norm is None else _address("norm", norm, (self.columns,))
+        self.kernel.forward(inputs, results, x.shape[0], weight, epsilon, False, False)
         return out
 
     def add_to(self, x: Tensor, out: Tensor, *, silu: bool = False) -> Tensor:
@@ -62,8 +60,8 @@ class QuantLinear:
 
         `silu`: x is [T, 2 * columns]; SiLU of its first half times its second is multiplied.
         """
-        self._check(x, 2 * self.columns if silu else self.columns, out)
-        self.kernel.forward(x.data_ptr(), out.data_ptr(), x.shape[0], 0, 0.0, silu, True)
+        inputs, results = self._addresses(x, 2 * self.columns if silu else self.columns, out)
+        self.kernel.forward(inputs, results, x.shape[0], 0, 0.0, silu, True)
         return out
 
     def gather(self, indices: Tensor, out: Tensor) -> Tensor:
@@ -71,25 +69,22 @@ class QuantLinear:
 
         Raises `IndexError` for an index that is not a row.
         """
-        _check_tensor("indices", indices, (len(indices),), "int32")
-        _check_tensor("out", out, (len(indices), self.columns))
-        self.kernel.gather(indices.data_ptr(), len(indices), out.data_ptr())
+        import torch
+
+        from .tensors import address
+
+        count = len(indices)
+        where = address("indices", indices, (count,), torch.int32)
+        self.kernel.gather(where, count, address("out", out, (count, self.columns)))
         return out
 
-    def _check(self, x: Tensor, columns: int, out: Tensor) -> None:
-        _check_tensor("x", x, (x.shape[0], columns))
-        _check_tensor("out", out, (x.shape[0], self.rows))
+    def _addresses(self, x: Tensor, columns: int, out: Tensor) -> tuple[int, int]:
+        rows = x.shape[0]
+        return _address("x", x, (rows, columns)), _address("out", out, (rows, self.rows))
 
 
-def _check_tensor(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: str = "float32"
-) -> None:
-    import torch
+def _address(name: str, tensor: Tensor, shape: tuple[int, ...]) -> int:
+    # Not before it is called: it imports torch, which loading weights does without.
+    from .tensors import address
 
-    expected: Any = torch.float32 if dtype == "float32" else torch.int32
-    if tensor.dtype is expected and tensor.shape == shape and tensor.is_contiguous():
-        return
-    raise ValueError(
-        f"{name} must be {dtype} {list(shape)} and contiguous, "
-        f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    )
+    return address(name, tensor, shape)

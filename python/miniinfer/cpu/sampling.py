@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._core import sample_rows
 from ..sampling_params import GREEDY_TEMPERATURE
+from .tensors import address
 
 if TYPE_CHECKING:
     from ..sampling import SamplingBatch
@@ -35,11 +36,11 @@ def sample_on_cpu(
     rows, columns = logits.shape
     vocab_size = columns if vocab_size is None else vocab_size
     parameters = (
-        _address("temperature", batch.temperature, torch.float32, (rows,)),
-        _address("top_k", batch.top_k, torch.int32, (rows,)),
-        _address("top_p", batch.top_p, torch.float32, (rows,)),
-        _address("min_p", batch.min_p, torch.float32, (rows,)),
-        _address("uniform", batch.uniform, torch.float32, (rows,)),
+        address("temperature", batch.temperature, (rows,)),
+        address("top_k", batch.top_k, (rows,), torch.int32),
+        address("top_p", batch.top_p, (rows,)),
+        address("min_p", batch.min_p, (rows,)),
+        address("uniform", batch.uniform, (rows,)),
         GREEDY_TEMPERATURE,
     )
     sampled = torch.empty(rows, dtype=torch.int32)
@@ -73,10 +74,10 @@ def _edits(batch: SamplingBatch) -> tuple[int, int, int, int, int]:
         return 0, 0, 0, 0, 0
     shape = (count,)
     return (
-        _address("edit_sample", batch.edit_sample, torch.int32, shape),
-        _address("edit_token", batch.edit_token, torch.int32, shape),
-        _address("edit_repetition", batch.edit_repetition, torch.float32, shape),
-        _address("edit_bias", batch.edit_bias, torch.float32, shape),
+        address("edit_sample", batch.edit_sample, shape, torch.int32),
+        address("edit_token", batch.edit_token, shape, torch.int32),
+        address("edit_repetition", batch.edit_repetition, shape),
+        address("edit_bias", batch.edit_bias, shape),
         count,
     )
 
@@ -87,17 +88,8 @@ def _masks(batch: SamplingBatch) -> tuple[int, int, int, int]:
     rows, bits = batch.masks.rows, batch.masks.bits
     count, words = bits.shape
     return (
-        _address("the rows of masks", rows, torch.int32, (count,)),
-        _address("the bits of masks", bits, torch.int32, (count, words)),
+        address("the rows of masks", rows, (count,), torch.int32),
+        address("the bits of masks", bits, (count, words), torch.int32),
         count,
         words,
-    )
-
-
-def _address(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    if tensor.dtype is dtype and tensor.shape == shape and tensor.is_contiguous():
-        return tensor.data_ptr()
-    raise ValueError(
-        f"{name} must be {str(dtype).removeprefix('torch.')} {list(shape)} and contiguous, "
-        f"got {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
     )

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from ..backends import choose_backend
-from ..child import Lines, ParentLink
+from ..child import Lines, ParentLink, log_to_stderr
 from ..config import EngineArgs
 from ..memory import free_memory
 from ..model.loader import load_model
@@ -29,7 +29,7 @@ from .launch import LOOPBACK, join_store, launched_store
 from .members import call_leader
 from .model import ShardedLlamaModel
 from .plan import PlanReader
-from .settings import check_settings, rank_device, share_threads
+from .settings import check_settings, free_share, rank_device, share_threads
 from .shard import Shard, check_size
 from .torchrun import Torchrun
 
@@ -81,8 +81,7 @@ class Follower:
         backend = choose_backend(self._args, device, None)
         model = self._load()
         model.communicator = communicator
-        free = free_memory(device)
-        communicator.least(free // self._local_size if device.type == "cpu" else free)
+        communicator.least(free_share(free_memory(device), device, self._local_size))
         num_blocks, block_size, rows, columns = communicator.receive().tolist()
         ModelRunner(
             model,
@@ -162,11 +161,7 @@ def follow_torchrun(args: EngineArgs, launch: Torchrun) -> NoReturn:
 def _follow_parent(arguments: list[str]) -> NoReturn:
     parent = ParentLink(arguments)
     first, others = parent.first()
-    logging.basicConfig(
-        level=first["log_level"],
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    log_to_stderr(first["log_level"])
     link = Link(parent.lines, others)
     args = EngineArgs(**first["args"])
     rank, size = first["rank"], args.tensor_parallel_size

@@ -18,7 +18,7 @@ from .communicator import Communicator
 from .errors import ParallelError
 from .launch import LOOPBACK, launched_store, serve_store
 from .members import Member, SpawnedMember, accept_members
-from .settings import check_settings, rank_device, share_threads
+from .settings import check_settings, free_share, rank_device, share_threads
 from .shard import Shard
 from .torchrun import Torchrun
 
@@ -169,7 +169,7 @@ class Leader:
     def share_memory(self, free: int) -> int:
         """Of the free memory of this machine or device, what every rank can have."""
         with self.together() as communicator:
-            return communicator.least(free // self.local_size if self._is_cpu else free)
+            return communicator.least(free_share(free, self.device, self.local_size))
 
     def open(self, num_blocks: int, block_size: int, table_shape: tuple[int, int]) -> None:
         """Have the others allocate their cache, and wait until they have.

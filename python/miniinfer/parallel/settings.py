@@ -6,7 +6,7 @@ import torch
 
 from ..config import EngineArgs
 
-__all__ = ["check_settings", "rank_device", "share_threads"]
+__all__ = ["check_settings", "free_share", "rank_device", "share_threads"]
 
 _ON_A_CPU = {
     "dtype": ("auto", "float32"),
@@ -54,6 +54,11 @@ def check_settings(args: EngineArgs, device: torch.device) -> None:
                 f"{name} must be one of {', '.join(choices)} on a CPU with a tensor_parallel_size "
                 f"of {args.tensor_parallel_size}, got {value}"
             )
+
+
+def free_share(free: int, device: torch.device, local_size: int) -> int:
+    """What one process may have of `free` bytes: those of a machine share its main memory."""
+    return free // local_size if device.type == "cpu" else free
 
 
 def share_threads(args: EngineArgs, device: torch.device, local_size: int) -> None:

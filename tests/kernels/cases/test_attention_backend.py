@@ -29,13 +29,7 @@ CONFIG = ModelConfig(
 
 
 def random_model(dtype=torch.float32):
-    model = LlamaModel(CONFIG, dtype, DEVICE)
-    generator = torch.Generator().manual_seed(1)
-    for name, slot in model.weights.slots().items():
-        noise = torch.randn(slot.target.shape, generator=generator)
-        scale = 0.3 if noise.dim() == 1 else 1.5 * noise.shape[-1] ** -0.5
-        slot.target.copy_(noise * scale + ("norm" in name))
-    return model
+    return model_helpers.with_random_weights(LlamaModel(CONFIG, dtype, DEVICE))
 
 
 def run_steps(make_attention, dtype=torch.float32):

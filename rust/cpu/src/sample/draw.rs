@@ -20,6 +20,15 @@ struct Filters {
     share: f64,
 }
 
+impl Filters {
+    fn scale(&self, peak: Peak) -> Scale {
+        Scale {
+            peak: peak.value,
+            temperature: self.temperature,
+        }
+    }
+}
+
 /// The row's token; -1 if it has no distribution.
 pub fn draw(
     isa: Isa,
@@ -59,11 +68,8 @@ fn by_id(
     filters: &Filters,
     scratch: &mut Scratch,
 ) -> usize {
-    let scale = Scale {
-        peak: peak.value,
-        temperature: filters.temperature,
-    };
-    let total = row.weigh(isa, scale.peak, scale.temperature, &mut scratch.sums);
+    let scale = filters.scale(peak);
+    let total = row.weigh(isa, scale, &mut scratch.sums);
     let (block, target) = first_above(&scratch.sums, filters.share * total);
     scratch.weights.clear();
     scratch.weights.extend_from_slice(&row.block(isa, block));
@@ -96,13 +102,10 @@ fn by_rank(
     filters: &Filters,
     scratch: &mut Scratch,
 ) -> usize {
-    let scale = Scale {
-        peak: peak.value,
-        temperature: filters.temperature,
-    };
+    let scale = filters.scale(peak);
     // What top_p is a share of, where that is the whole distribution.
     let whole = (filters.top_k == 0 && filters.min_p <= 0.0)
-        .then(|| row.weigh(isa, scale.peak, scale.temperature, &mut scratch.sums));
+        .then(|| row.weigh(isa, scale, &mut scratch.sums));
     let mut found = peak.token;
     candidates::search(isa, row, scratch, filters.top_k, |scratch, is_row| {
         scratch.sort(filters.top_k);

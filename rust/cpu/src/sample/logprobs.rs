@@ -1,7 +1,7 @@
 //! The log probabilities of one row.
 
 use super::candidates;
-use super::row::{RowView, Scratch};
+use super::row::{RowView, Scale, Scratch};
 use crate::isa::Isa;
 
 /// Where a row's go.
@@ -29,7 +29,11 @@ pub fn logprobs(isa: Isa, row: &RowView<'_>, token: i32, scratch: &mut Scratch, 
     let total = if peak.value == f32::NEG_INFINITY {
         0.0
     } else {
-        let sum = row.weigh(isa, peak.value, 1.0, &mut scratch.sums);
+        let scale = Scale {
+            peak: peak.value,
+            temperature: 1.0,
+        };
+        let sum = row.weigh(isa, scale, &mut scratch.sums);
         (f64::from(peak.value) + sum.ln()) as f32
     };
     let logit = row.logits[token];

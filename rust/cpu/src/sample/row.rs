@@ -103,10 +103,9 @@ impl RowView<'_> {
         }
     }
 
-    /// Fills `sums` with each block's weights, e to the power of (logit - peak) / temperature; their sum.
-    pub fn weigh(&self, isa: Isa, peak: f32, temperature: f32, sums: &mut Vec<f32>) -> f64 {
+    /// Fills `sums` with each block's weights; their sum.
+    pub fn weigh(&self, isa: Isa, scale: Scale, sums: &mut Vec<f32>) -> f64 {
         sums.resize(self.blocks(), 0.0);
-        let scale = Scale { peak, temperature };
         let weigh = dispatch!(
             isa,
             weigh_blocks(row: &RowView<'_>, scale: Scale, sums: &mut [f32])
@@ -126,7 +125,7 @@ impl RowView<'_> {
     }
 }
 
-/// How logits become weights.
+/// How logits become weights: e to the power of (logit - peak) / temperature.
 #[derive(Clone, Copy)]
 pub struct Scale {
     /// The greatest logit, finite.
