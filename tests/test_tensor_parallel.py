@@ -342,6 +342,8 @@ class TestProcesses:
             drawn = llm.generate(prompts[0], seeded)[0]
             again = llm.generate(prompts[0], seeded)[0]
         assert not is_running(pid), "closing ends it"
+        ours = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        assert "gloo_tcp_loop" not in ours, "which never rests"
         assert drawn.token_ids == again.token_ids
         for one, other in zip(expected, outputs, strict=True):
             assert one.token_ids == other.token_ids

@@ -49,8 +49,8 @@ class Communicator:
     ) -> None:
         self._rank = rank
         self._size = size
-        self._control = _gloo(PrefixStore("control", store), rank, size, host)
-        self._tensors = self._control
+        self._control: Any = _gloo(PrefixStore("control", store), rank, size, host)
+        self._tensors: Any = self._control
         if device.type == "cuda":
             options = _c10d.ProcessGroupNCCL.Options()
             options._timeout = COLLECTIVE_TIMEOUT
@@ -109,8 +109,16 @@ class Communicator:
 
     def abort(self) -> None:
         """Have operations on a GPU that wait for a process that is gone end, from any thread."""
-        if self._tensors is not self._control:
-            self._tensors.abort()
+        tensors = self._tensors
+        if tensors is not None and tensors is not self._control:
+            tensors.abort()
+
+    def close(self) -> None:
+        """Let go of the groups: gloo's threads look for work all the time while there are any.
+
+        What is under way ends first; later operations raise.
+        """
+        self._control = self._tensors = None
 
     def _broadcast(self, tensor: Tensor, timeout: timedelta) -> None:
         options = _c10d.BroadcastOptions()

@@ -197,3 +197,5 @@ class Leader:
             member.lines.write({"stop": True})
         for member in self.members:
             member.close(_PATIENCE_SECONDS)
+        if self._communicator is not None:
+            self._communicator.close()
