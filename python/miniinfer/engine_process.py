@@ -23,6 +23,7 @@ import zmq
 from . import __version__
 from ._core import EngineHost
 from .child import ParentLink, log_to_stderr
+from .parallel.device_groups import VISIBLE
 from .watchdog import Watchdog, taken_for_hung
 from .wire import (
     DEAD,
@@ -275,6 +276,10 @@ def run(arguments: list[str], load: Callable[[dict[str, Any]], Steps]) -> int:
     first, others = parent.first()
     log_to_stderr(first["log_level"])
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    if first.get("devices") is not None:
+        # Before torch looks at them. The processes of this engine inherit it.
+        os.environ[VISIBLE] = first["devices"]
+        logger.info("engine %d has the GPUs %s", first["engine"], first["devices"])
     exchange = Exchange(parent, first["engine"])
     threading.Thread(target=exchange.listen, args=(others,), name="listen", daemon=True).start()
     try:

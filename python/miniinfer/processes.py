@@ -50,11 +50,13 @@ class Processes:
         api: Server processes.
         engines: Engine processes, each with the whole model.
         restart_engines: Start an engine again that died or hangs.
+        devices: The GPUs of each engine, see `device_groups`; None leaves all to all.
     """
 
     api: int = 1
     engines: int = 1
     restart_engines: bool = False
+    devices: list[str] | None = None
     engine_module: str = ENGINE_MODULE
 
     def __post_init__(self) -> None:
@@ -161,7 +163,13 @@ class _Supervisor:
 
         child = self._start(self._processes.engine_module, exited)
         self._engines[engine] = child
-        child.tell(args=self._args.as_dict(), engine=engine, log_level=self._log_level())
+        devices = self._processes.devices
+        child.tell(
+            args=self._args.as_dict(),
+            engine=engine,
+            devices=None if devices is None else devices[engine],
+            log_level=self._log_level(),
+        )
         for client in self._bound:
             self._introduce(client, engine)
 

@@ -175,7 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--engines must be 1 where torchrun has started the processes, got {arguments.engines}"
         )
-    processes = _processes(arguments) if several else None
+    processes = _processes(arguments, engine) if several else None
     if arguments.dry_run:
         from miniinfer.server.run import check
 
@@ -203,12 +203,16 @@ def run(arguments: argparse.Namespace) -> int:
     return serve(load, config)
 
 
-def _processes(arguments: argparse.Namespace) -> Processes:
+def _processes(arguments: argparse.Namespace, engine: EngineArgs) -> Processes:
+    from miniinfer.parallel.device_groups import device_groups
     from miniinfer.processes import Processes
 
     try:
         return Processes(
-            arguments.api_processes, arguments.engines, restart_engines=arguments.restart_engine
+            arguments.api_processes,
+            arguments.engines,
+            restart_engines=arguments.restart_engine,
+            devices=device_groups(engine, arguments.engines),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
