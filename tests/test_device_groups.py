@@ -75,7 +75,7 @@ def test_too_few_are_named_with_the_flags(gpus: Any, count: int, device: str) ->
 
 def test_what_cannot_be_counted_must_be_named(gpus: Any) -> None:
     gpus(0, other=True)
-    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES must name .* 6 or more"):
+    with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES must name .* 6 or more"):
         groups.device_groups(EngineArgs(tensor_parallel_size=3), 2)
     assert groups.device_groups(EngineArgs(), 2) is None
 

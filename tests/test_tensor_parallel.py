@@ -25,7 +25,7 @@ from miniinfer.model.config import ModelConfig
 from miniinfer.parallel.communicator import Communicator
 from miniinfer.parallel.errors import ParallelError
 from miniinfer.parallel.launch import join_store, serve_store
-from miniinfer.parallel.members import accept_members, call_leader
+from miniinfer.parallel.members import SpawnedMember, accept_members, call_leader
 from miniinfer.parallel.plan import PlanPacker, PlanReader
 from miniinfer.parallel.shard import Shard, check_size
 from miniinfer.parallel.torchrun import Torchrun, torchrun
@@ -174,6 +174,14 @@ class TestSizes:
     def test_beside_a_single_device(self, tiny_model: Path) -> None:
         with pytest.raises(ValueError, match=r"device must be auto, cpu or cuda .* got 'cuda:1'"):
             make_llm(tiny_model, tensor_parallel_size=2, device="cuda:1")
+
+    def test_beyond_the_devices_of_a_machine(
+        self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        message = r"\(--tensor-parallel-size\) must be at most the number of CUDA .* 1, got 2"
+        with pytest.raises(ValueError, match=message):
+            make_llm(tiny_model, tensor_parallel_size=2, device="cuda")
 
 
 VARIABLES = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
@@ -360,6 +368,24 @@ class TestProcesses:
                     {i: e.logprob for i, e in its.items()}, abs=1e-3
                 )
 
+    def test_draft_as_one_does(self, tiny_model: Path) -> None:
+        # Bytes that repeat themselves. Small steps and few blocks cut prompts, and preempt.
+        generator = torch.Generator().manual_seed(3)
+        pieces = [torch.randint(0, 256, (n,), generator=generator) for n in (1, 3, 7, 11, 16)]
+        prompts = [{"prompt_token_ids": piece.tolist() * 3} for piece in pieces]
+        params = [*[greedy(60, logprobs=1)] * 4, SamplingParams(max_tokens=40, seed=5)]
+        drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+        with make_llm(tiny_model, **SIZES) as llm:
+            expected = llm.generate(prompts, params)
+        with make_llm(
+            tiny_model, tensor_parallel_size=2, speculative_config=drafts, **SIZES
+        ) as llm:
+            outputs = llm.generate(prompts, params)
+            stats = llm.get_metrics()
+        assert [each.token_ids for each in outputs] == [each.token_ids for each in expected]
+        assert stats["spec_decode_num_draft_tokens"] > stats["spec_decode_num_accepted_tokens"] > 0
+        assert stats["num_preemptions"] > 0
+
     @pytest.mark.parametrize("moment", ["busy", "idle"])
     async def test_end_the_engine_when_one_is_killed(self, tmp_path: Path, moment: str) -> None:
         folder = tiny.write_tiny_llama(tmp_path / "m", num_key_value_heads=1)
@@ -382,6 +408,29 @@ class TestProcesses:
             assert "rank 1 was killed by SIGKILL" in (llm.error or "")
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 llm.submit([1], greedy(1))
+
+    @pytest.mark.parametrize("moment", ["starting", "loading"])
+    def test_say_when_one_is_killed_before_it_is_ready(
+        self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        from miniinfer.parallel import leader as leaders
+
+        class Killed(SpawnedMember):
+            def __init__(self, rank: int, message: dict[str, Any]) -> None:
+                super().__init__(rank, message)
+                os.kill(self.pid, signal.SIGKILL)
+
+        if moment == "starting":
+            monkeypatch.setattr(leaders, "SpawnedMember", Killed)
+        share_memory = leaders.Leader.share_memory
+
+        def kill_first(leader: leaders.Leader, free: int) -> int:
+            os.kill(leader.members[0].pid, signal.SIGKILL)
+            return share_memory(leader, free)
+
+        monkeypatch.setattr(leaders.Leader, "share_memory", kill_first)
+        with pytest.raises(ParallelError, match="rank 1 was killed by SIGKILL"):
+            make_llm(tiny_model, tensor_parallel_size=2, **SIZES)
 
     def test_say_why_one_cannot_load(self, tiny_model: Path, tmp_path: Path) -> None:
         # Rank 0 is told of a model that is there, the other one of none.
