@@ -207,12 +207,30 @@ class TestTorchrun:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("RANK", "4"), ("RANK", "x"), ("WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "5")],
+        [
+            ("RANK", "4"),
+            ("RANK", "x"),
+            ("WORLD_SIZE", "0"),
+            ("LOCAL_WORLD_SIZE", "5"),
+            ("LOCAL_RANK", "4"),
+            ("MASTER_PORT", "x"),
+            ("MASTER_PORT", "65536"),
+        ],
     )
     def test_has_to_make_sense(self, launched: pytest.MonkeyPatch, name: str, value: str) -> None:
         launched.setenv(name, value)
         with pytest.raises(ValueError, match=f"{name} must be an integer from .* got '{value}'"):
             torchrun()
+
+    def test_has_to_be_whole(self, launched: pytest.MonkeyPatch) -> None:
+        launched.delenv("MASTER_PORT")
+        with pytest.raises(ValueError, match="WORLD_SIZE of 4, and lacks MASTER_PORT: "):
+            torchrun()
+        launched.delenv("MASTER_ADDR")
+        with pytest.raises(ValueError, match="and lacks MASTER_ADDR and MASTER_PORT: "):
+            torchrun()
+        launched.setenv("WORLD_SIZE", "1")
+        assert torchrun() is None
 
     def test_has_to_start_as_many_as_asked_for(
         self, launched: pytest.MonkeyPatch, tiny_model: Path

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 __all__ = ["Torchrun", "torchrun"]
 
-_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_WHO = ("RANK", "WORLD_SIZE")
+_WHERE = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,18 @@ def torchrun() -> Torchrun | None:
 
     Raises `ValueError` for variables that make no sense.
     """
-    if any(name not in os.environ for name in _NEEDED):
+    if any(name not in os.environ for name in _WHO):
         return None
     size = _variable("WORLD_SIZE", None, 1, 2**16)
     if size == 1:
         return None
+    missing = [name for name in _WHERE if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"the environment has RANK and a WORLD_SIZE of {size}, and lacks "
+            f"{' and '.join(missing)}: set all four, as torchrun does, or none"
+        )
+    _variable("MASTER_PORT", None, 0, 2**16 - 1)
     rank = _variable("RANK", None, 0, size - 1)
     local_size = _variable("LOCAL_WORLD_SIZE", size, 1, size)
     local_rank = _variable("LOCAL_RANK", rank, 0, local_size - 1)
