@@ -1,6 +1,7 @@
 """Decode steps as graphs: padded, captured once for each size, over memory that stays in place."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from miniinfer.execution.graphs import (
     graph_backend,
     graph_sizes,
 )
+from miniinfer.execution.queue import on_device
 from miniinfer.model.batch import ForwardBatch
 from tiny import write_tiny_llama
 
@@ -199,6 +201,7 @@ def test_sizes_and_limits_end_at_the_engines() -> None:
     assert graph_sizes(5) == [1, 2, 4, 5]
     assert graph_sizes(24) == [1, 2, 4, 8, 16, 24]
     assert graph_sizes(300)[-3:] == [248, 256, 300]
+    assert graph_sizes(65536)[-3:] == [384, 448, 512]
     assert context_limits(7) == [7]
     assert context_limits(1024) == [1024]
     assert context_limits(131072) == [1024, 2048, 16384, 131072]
@@ -214,6 +217,80 @@ def test_graphs_are_for_devices_and_attentions_that_can_be_captured() -> None:
 
     assert graph_backend(torch.device("cpu"), Capturable()) is None
     assert graph_backend(torch.device("cuda"), object()) is None
+
+
+def test_graphs_keep_one_place_for_what_all_of_them_return() -> None:
+    returned: list[Tensor] = []
+
+    class Kept(FakeGraphs):
+        def capture(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            returned.append(run())
+            return super().capture(run)
+
+    graphs = make_graphs(Recorder())
+    graphs._backend = Kept()
+    for count in (1, 3, 6, 2):
+        expected = [[50 + n] * 2 for n in range(count)]
+        assert graphs.run(decodes([5] * count)).tolist() == expected
+    assert graphs.captured == [(1, 1024), (2, 1024), (4, 1024), (7, 1024)]
+    assert len({each.untyped_storage().data_ptr() for each in returned}) == 1
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_without_memory_for_another_graph_steps_go_on(
+    backend: FakeGraphs,
+    folder: Path,
+    overlapped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    capture = backend.capture
+
+    def first_alone(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        if backend.captures:
+            raise torch.OutOfMemoryError("CUDA out of memory\nin detail")
+        return capture(run)
+
+    monkeypatch.setattr(backend, "capture", first_alone)
+    expected = tokens(make_llm(folder, enforce_eager=True))
+    llm = make_llm(folder, async_scheduling=overlapped)
+    assert tokens(llm) == expected
+    assert backend.captures == 1 < backend.replays
+    [warning] = [record.message for record in caplog.records if "captured" in record.message]
+    assert "(CUDA out of memory): steps" in warning
+    check_idle(llm.llm_engine.engine.core)
+
+
+def test_every_step_is_launched_on_the_device_of_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of Triton's launches, none can name a device: they go to the one that is current.
+    current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def device(wanted: torch.device) -> Iterator[None]:
+        current.append(wanted)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    second = torch.device("cuda:1")
+    with on_device(second):
+        assert current == [second]
+    with on_device(torch.device("cpu")):
+        assert current == []
+    monkeypatch.setattr("miniinfer.runner.on_device", lambda each: device(each))
+    llm = make_llm(folder)
+    runner = llm.llm_engine.engine.runner
+    forward = runner.model.forward
+
+    def looked_at(batch: ForwardBatch) -> Tensor:
+        assert current == [runner.model.device]
+        return forward(batch)
+
+    monkeypatch.setattr(runner.model, "forward", looked_at)
+    assert len(llm.generate("abc", greedy(3))[0].token_ids) == 3
+    assert current == []
 
 
 def test_prefills_and_drafts_are_not_for_graphs(backend: FakeGraphs, folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from .config import available_memory
+from .execution.queue import on_device
 from .model.kv_cache import KVCacheError
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class CudaProbe:
         """See `MemoryProbe`. What the step leaves behind, as libraries' workspaces, is not free."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-        step()
+        with on_device(self._device):
+            step()
         torch.cuda.synchronize(self._device)
         # Reserved and not allocated: what lies in gaps is of no use to the cache.
         peak = torch.cuda.max_memory_reserved(self._device)

@@ -8,7 +8,7 @@ from torch import Tensor
 from .backends import Backend, attach_attention, backend_of
 from .execution.graphs import DecodeGraphs, GraphLimits, graph_backend
 from .execution.launched import LaunchedStep
-from .execution.queue import queue_for
+from .execution.queue import on_device, queue_for
 from .model.kv_cache import KVCache
 from .model.llama import LlamaModel
 from .prompt_logprobs import PromptScores
@@ -60,7 +60,7 @@ class ModelRunner:
             if graphs is not None:
                 self.graphs = DecodeGraphs(
                     graphs,
-                    lambda batch: model.logits(model.forward(batch), batch.logits_index),
+                    model.forward,
                     graph_limits,
                     block_size=block_size,
                     scratch_block=num_blocks,
@@ -71,9 +71,12 @@ class ModelRunner:
         """Compute a planned step and leave what was sampled in its buffers."""
         self.launch(buffers).finish()
 
-    @torch.inference_mode()
     def launch(self, buffers: StepBuffers, before: LaunchedStep | None = None) -> LaunchedStep:
         """Have a planned step computed behind `before`, the source of its pending tokens."""
+        with torch.inference_mode(), on_device(self.model.device):
+            return self._launch(buffers, before)
+
+    def _launch(self, buffers: StepBuffers, before: LaunchedStep | None) -> LaunchedStep:
         queue, header = self.queue, buffers.header()
         step = LaunchedStep(buffers)
         batch = queue.upload(lambda: buffers.forward_batch(header))
@@ -87,9 +90,9 @@ class ModelRunner:
             if before is not None:
                 put_pending(batch.token_ids, source, before.sampled)
             if self.graphs is not None and self.graphs.takes(header):
-                logits.append(self.graphs.run(batch))
-                return
-            hidden = self.model.forward(batch)
+                hidden = self.graphs.run(batch)
+            else:
+                hidden = self.model.forward(batch)
             if step.scores is not None:
                 step.scores.compute(lambda index: self.model.logits(hidden, index), self.vocab_size)
             if header.num_samples:

@@ -34,6 +34,8 @@ logger = safe_logger(__name__)
 _SHORTEST_LIMIT = 1024
 """Contexts up to this long are launched alike: they take a small share of a decode's time."""
 _LIMIT_RATIO = 8
+_MOST_DECODES = 512
+"""Larger steps compute far longer than they are launched, and each graph takes memory."""
 
 
 class GraphBackend(Protocol):
@@ -95,8 +97,9 @@ def graph_backend(device: torch.device, attention: Any) -> GraphBackend | None:
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """The numbers of requests that there are graphs for, ascending."""
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, max_num_seqs, 64)]
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+    most = min(max_num_seqs, _MOST_DECODES)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, most, 64)]
+    return [*(size for size in sizes if size < most), most]
 
 
 def context_limits(max_model_len: int) -> list[int]:
@@ -110,8 +113,9 @@ def context_limits(max_model_len: int) -> list[int]:
 class DecodeGraphs:
     """The forward pass of steps that only decode, captured size by size when first needed.
 
-    `forward` maps a batch to logits, float32 [N, V]. `scratch_block`: a block of the cache that
-    the engine does not know of.
+    `forward` maps a batch to one row for each of its tokens, [T, H]. `scratch_block`: a block of
+    the cache that the engine does not know of. All graphs leave their rows in one place, and share
+    the rest of their memory: what one returned would otherwise be kept for as long as it is there.
     """
 
     def __init__(
@@ -137,6 +141,8 @@ class DecodeGraphs:
             device,
         )
         self._captured: dict[tuple[int, int], Callable[[], Tensor]] = {}
+        self._output: Tensor | None = None
+        self._has_failed = False
 
     @property
     def captured(self) -> list[tuple[int, int]]:
@@ -150,15 +156,36 @@ class DecodeGraphs:
         return header.num_decodes == header.num_tokens == header.num_samples
 
     def run(self, batch: ForwardBatch) -> Tensor:
-        """The logits of a step that `takes` accepts: float32 [N, V], good until the next call."""
+        """What `forward` makes of a step that `takes` accepts: [N, H], good until the next call.
+
+        Once a graph could not be captured, for want of memory as a rule, no other is tried.
+        """
         count = batch.num_decodes
         size = self._sizes[bisect.bisect_left(self._sizes, count)]
         limit = self._limits[bisect.bisect_left(self._limits, batch.max_seq_len)]
-        self._inputs.fill(batch)
         replay = self._captured.get((size, limit))
+        if replay is None and self._has_failed:
+            return self._forward(batch)
+        self._inputs.fill(batch)
         if replay is None:
-            padded = self._inputs.batch(size, limit)
             logger.debug("capturing a graph of %d decodes in contexts up to %d", size, limit)
-            replay = self._backend.capture(lambda: self._forward(padded))
+            try:
+                replay = self._backend.capture(lambda: self._record(size, limit))
+            except RuntimeError as error:
+                self._has_failed = True
+                reason = str(error).partition("\n")[0]
+                logger.warning(
+                    "no graph of %d decodes can be captured, and no others are tried (%s): steps "
+                    "without one are slower. A lower gpu_memory_utilization leaves more room",
+                    size,
+                    reason,
+                )
+                return self._forward(batch)
             self._captured[size, limit] = replay
         return replay()[:count]
+
+    def _record(self, size: int, limit: int) -> Tensor:
+        rows = self._forward(self._inputs.batch(size, limit))
+        if self._output is None:
+            self._output = rows.new_empty(self._sizes[-1], *rows.shape[1:])
+        return self._output[:size].copy_(rows)

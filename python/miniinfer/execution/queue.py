@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 import torch
 
-__all__ = ["CudaQueue", "DeviceQueue", "InlineQueue", "queue_for"]
+__all__ = ["CudaQueue", "DeviceQueue", "InlineQueue", "on_device", "queue_for"]
 
 Made = TypeVar("Made")
 
@@ -87,6 +88,11 @@ class CudaQueue:
 def queue_for(device: torch.device) -> DeviceQueue:
     """The queue of a device."""
     return CudaQueue(device) if device.type == "cuda" else InlineQueue()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Within it a CUDA device is its thread's current one, which is where Triton launches."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _nothing() -> None:

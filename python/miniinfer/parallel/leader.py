@@ -46,7 +46,7 @@ class Leader:
     def __init__(self, args: EngineArgs, path: Path, launch: Torchrun | None) -> None:
         size = args.tensor_parallel_size
         self.local_size = size if launch is None else launch.local_size
-        self.device = rank_device(args, 0, self.local_size)
+        self.device = rank_device(args, 0 if launch is None else launch.local_rank, self.local_size)
         check_settings(args, self.device)
         share_threads(args, self.device, self.local_size)
         self.shard = Shard(0, size)
