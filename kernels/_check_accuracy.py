@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ._check_result import Result, Sizes
 from ._measure import attention_case
 from .kv_write import write_kv, write_kv_reference
 from .paged_attention import paged_attention, paged_attention_reference
-from .rms_norm import add_rms_norm, rms_norm_reference
+from .rms_norm import add_rms_norm, head_norm, rms_norm_reference
 from .rotary import apply_rotary, apply_rotary_reference
 from .sample import sample, sample_reference
 from .silu_mul import silu_mul
@@ -33,14 +33,21 @@ def _compare(name: str, actual: Tensor, expected: Tensor, dtype: torch.dtype) ->
     return Result(name, f"error {error:.1e} (at most {_TOLERANCE[dtype]:.0e})", ok, error)
 
 
-def check_attention(sizes: Sizes, device: torch.device) -> Iterator[Result]:
-    """Decodes beside chunks: one head size in every type and cache, the others in bfloat16."""
+def check_attention(
+    sizes: Sizes, device: torch.device, head_dims: Sequence[int] | None = None
+) -> Iterator[Result]:
+    """Decodes beside chunks: the first head size in every type and cache, others in bfloat16.
+
+    `head_dims`: those to check; None for all.
+    """
     length = sizes.context
     requests = [(1, length), (1, 1), (1, 17), (0, 8), (length // 3, length), (5, 33)]
     kinds = [(torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
     kinds.append((torch.float32, False))
     plain = itertools.product(sizes.head_dims[1:], kinds[:1])
     for head_dim, (dtype, fp8) in (*itertools.product(sizes.head_dims[:1], kinds), *plain):
+        if head_dims is not None and head_dim not in head_dims:
+            continue
         case = attention_case(
             device,
             requests=requests,
@@ -109,6 +116,10 @@ def check_rows(sizes: Sizes, device: torch.device) -> Iterator[Result]:
         activated = silu_mul(x)
         yield _compare(f"silu_mul {kind}", activated, gate * gate.sigmoid() * up, dtype)
         heads = torch.randn(sizes.rows, 10, 64, device=device).to(dtype)
+        weights = torch.randn_like(heads[0])
+        normed = head_norm(heads[:, :8], weights[:8], 1e-5)
+        expected = rms_norm_reference(heads[:, :8].double(), weights[:8].double(), 1e-5)
+        yield _compare(f"head_norm {kind}", normed, expected, dtype)
         angles = torch.rand(sizes.rows, 24, device=device) * 100
         positions = torch.randperm(sizes.rows, device=device).int()
         for interleaved in (False, True):
@@ -152,13 +163,19 @@ def check_sample(sizes: Sizes, device: torch.device) -> Iterator[Result]:
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
     chosen = torch.arange(0, rows, 2, dtype=torch.int32)
     words = torch.randint(-(2**31), 2**31 - 1, (len(chosen), -(-vocab // 32)), dtype=torch.int32)
+    # Each row's likeliest token is made less likely.
+    every = torch.arange(rows, dtype=torch.int32)
+    likeliest = logits.argmax(1).int()
+    edits = {"edit_sample": every, "edit_token": likeliest}
+    edits |= {"edit_repetition": 1 + every / rows, "edit_bias": every / rows - 1}
     host = torch.device("cpu")
-    for name, masked in (("sample", False), ("sample masked", True)):
+    for name in ("sample", "sample masked", "sample edited"):
         ours, theirs = (
             sampling_batch(
                 rows,
                 place,
-                masks=TokenMasks(chosen.to(place), words.to(place)) if masked else None,
+                masks=TokenMasks(chosen.to(place), words.to(place)) if "mask" in name else None,
+                **{key: of.to(place) for key, of in edits.items() if "edit" in name},
             )
             for place in (device, host)
         )

@@ -27,7 +27,7 @@ class Sizes:
     new_tokens: int
     """Tokens of each answer; at least 3, so that there is a pause between two decode steps."""
     seconds: float
-    """For all parts together."""
+    """For all parts together, from the start to the last line."""
     part_seconds: float
     """After which a part is taken for hung. The first launch of each kernel compiles it."""
 

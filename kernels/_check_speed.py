@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from miniinfer.attention_triton import TritonAttention
+from miniinfer.backends import Backend
 from miniinfer.model.batch import ForwardBatch
 from miniinfer.model.config import ModelConfig
 from miniinfer.model.kv_cache import KVCache
@@ -141,7 +141,7 @@ def check_models(sizes: Sizes, device: torch.device) -> Iterator[Result]:
         )
         for tensor in cache.keys + cache.values:
             tensor.normal_()
-        model.attention = TritonAttention(cache)
+        Backend("triton", "its kernels are measured").attach(model, cache)
         batch = decode_batch(sizes.decodes, context, blocks, device)
 
         def step(model: LlamaModel = model, batch: ForwardBatch = batch) -> Any:

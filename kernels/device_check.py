@@ -4,16 +4,20 @@
 in higher precision, measures the attention against the card's copy speed, and runs engines with
 random weights beside transformers and vLLM, if installed; it prints a table, and exits with 1 if
 anything misses. Each part has a process of its own: one that crashes or hangs costs its own results
-alone. `--dry-run` goes through the same at small sizes in Triton's interpreter.
+alone, and the others keep their time. `--dry-run` goes through the same at small sizes in Triton's
+interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,7 +47,7 @@ DEVICE_SIZES = Sizes(
     models=("0.6B", "8B"),
     prompt=512,
     new_tokens=64,
-    seconds=340.0,
+    seconds=330.0,
     part_seconds=120.0,
 )
 SMOKE_SIZES = Sizes(
@@ -67,12 +71,20 @@ SMOKE_SIZES = Sizes(
 _MODULE = "miniinfer.kernels.device_check"
 _LEAST_SECONDS = 10.0
 """With less left, a part is not begun."""
+_RESERVED = {"speed": 0.12, "engine": 0.13, "transformers": 0.07}
+"""The share of all time that a part, by the first word of its name, finds left in any case."""
+_PACKAGES = ("transformers", "vllm")
+"""What some parts, by the same word, cannot do without."""
 
 
 def parts(sizes: Sizes) -> dict[str, tuple[Check, ...]]:
     """What is checked, by the name of its process."""
-    found: dict[str, tuple[Check, ...]] = {
-        "accuracy": _check_accuracy.CHECKS,
+    found: dict[str, tuple[Check, ...]] = {}
+    for head_dim in sizes.head_dims:
+        attention = functools.partial(_check_accuracy.check_attention, head_dims=(head_dim,))
+        found[f"attention d{head_dim}"] = (attention,)
+    found |= {
+        "accuracy": _check_accuracy.CHECKS[1:],
         "tokens": (_check_engine.check_tokens,),
         "speed": _check_speed.CHECKS,
     }
@@ -81,6 +93,16 @@ def parts(sizes: Sizes) -> dict[str, tuple[Check, ...]]:
         for name in sizes.models:
             found[f"{kind} {name}"] = (functools.partial(check, name=name),)
     return found
+
+
+def rounds(sizes: Sizes) -> list[list[str]]:
+    """The parts in the order in which they run: those that take no times side by side.
+
+    What takes the time there is that kernels are compiled, each on one core.
+    """
+    names = list(parts(sizes))
+    untimed = names[: names.index("speed")]
+    return [untimed, *([name] for name in names[len(untimed) :])]
 
 
 def guarded(check: Check, sizes: Sizes, device: torch.device) -> Iterator[Result]:
@@ -103,39 +125,88 @@ def run_part(name: str, lines: Path, sizes: Sizes, device: torch.device) -> None
                 print(json.dumps(dataclasses.asdict(result)), file=out, flush=True)
 
 
-def run_apart(name: str, arguments: list[str], limit: float) -> Iterator[Result]:
-    """The results of a part that runs in a process of its own, and of its end if that was bad."""
-    with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder) / "results"
-        lines.touch()
-        command = [sys.executable, "-m", _MODULE, "--part", name, "--lines", str(lines)]
-        try:
-            done = subprocess.run(
-                [*command, *arguments], capture_output=True, text=True, timeout=limit, check=False
+class Apart:
+    """A part in a process and a session of its own, for so many seconds at most."""
+
+    def __init__(self, name: str, arguments: list[str], limit: float) -> None:
+        self.name = name
+        self._limit = limit
+        self._end_at = time.monotonic() + limit
+        self._folder = tempfile.TemporaryDirectory()
+        self._lines = Path(self._folder.name) / "results"
+        self._lines.touch()
+        self._errors = Path(self._folder.name) / "errors"
+        command = [sys.executable, "-m", _MODULE, "--part", name, "--lines", str(self._lines)]
+        with self._errors.open("wb") as errors:
+            # Files: a pipe could be held open by a process that the part has left behind.
+            self._process = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
             )
-            ended = None if done.returncode == 0 else _last_words(done)
+
+    def results(self) -> Iterator[Result]:
+        """What it finds in its time, and of its end if that was bad."""
+        try:
+            code = self._process.wait(max(0.0, self._end_at - time.monotonic()))
+            ended = None if code == 0 else f"ended with {code}: {self._last_words()}"
         except subprocess.TimeoutExpired:
-            ended = f"did not end in {limit:.0f} s"
-        for line in lines.read_text().splitlines():
-            yield Result(**json.loads(line))
+            ended = f"did not end in {self._limit:.0f} s"
+        self._end()
+        for line in self._lines.read_text().splitlines():
+            # The last one may have been cut.
+            with contextlib.suppress(ValueError):
+                yield Result(**json.loads(line))
         if ended is not None:
-            yield Result(f"part {name}", ended, ok=False)
+            yield Result(f"part {self.name}", ended, ok=False)
+
+    def _last_words(self) -> str:
+        words = self._errors.read_text(errors="replace").strip().splitlines() or [""]
+        return words[-1][:200]
+
+    def _end(self) -> None:
+        """End what is left of it: what a part started may hold the GPU's memory."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it, and forget what it left."""
+        self._end()
+        self._folder.cleanup()
 
 
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    words = done.stderr.strip().splitlines() or [""]
-    return f"ended with {done.returncode}: {words[-1][:200]}"
+def run_round(names: list[str], arguments: list[str], limit: float) -> Iterator[Result]:
+    """The results of parts that run side by side for so many seconds at most."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for name in names:
+            running.append(Apart(name, arguments, limit))
+            stack.callback(running[-1].close)
+        for part in running:
+            yield from part.results()
 
 
-def run(sizes: Sizes, arguments: list[str]) -> Iterator[Result]:
-    """Every part, one after the other."""
+def run(sizes: Sizes, device: torch.device, arguments: list[str]) -> Iterator[list[Result]]:
+    """Every part, round by round; later ones find their share of the time left."""
     end = time.monotonic() + sizes.seconds
-    for name in parts(sizes):
-        left = end - time.monotonic()
-        if left < _LEAST_SECONDS:
-            yield Result(f"part {name}", f"left out: {sizes.seconds:.0f} s are over", ok=False)
+    todo = rounds(sizes)
+    for number, names in enumerate(todo):
+        kind = names[0].partition(" ")[0]
+        if kind in _PACKAGES and importlib.util.find_spec(kind) is None:
+            # Says so at once, without the seconds that a process takes to import torch.
+            yield list(parts(sizes)[names[0]][0](sizes, device))
             continue
-        yield from run_apart(name, arguments, min(left, sizes.part_seconds))
+        kept = sum(_RESERVED.get(later.partition(" ")[0], 0.0) for [later] in todo[number + 1 :])
+        left = end - time.monotonic()
+        limit = min(left - kept * sizes.seconds, sizes.part_seconds)
+        if limit < _LEAST_SECONDS:
+            found = f"left out: {left:.0f} of {sizes.seconds:.0f} s are left"
+            yield [Result(f"part {name}", found, ok=False) for name in names]
+            continue
+        yield list(run_round(names, arguments, limit))
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -156,10 +227,40 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Check the kernels on the GPU of this machine.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--dry-run", action="store_true", help="small, in Triton's interpreter")
-    parser.add_argument("--seconds", type=float, help="for all together (default: 340)")
+    parser.add_argument("--seconds", type=float, help="for all together (default: 330)")
     parser.add_argument("--part", metavar="NAME", help="check this part alone, in this process")
     parser.add_argument("--lines", type=Path, default=Path("/dev/stdout"), help=argparse.SUPPRESS)
     return parser
+
+
+def check_all(sizes: Sizes, device: torch.device, path: Path | None, arguments: list[str]) -> int:
+    """Check every part, print each result and write them all; 1 if anything missed.
+
+    The file is written anew after every round: whatever ends this one, it holds what was found.
+    """
+    start = time.perf_counter()
+    results: list[Result] = []
+    report = describe(device)
+    print(" ".join(f"{name}={value}" for name, value in report.items()))
+    report["finished"] = False
+
+    def write() -> None:
+        report["seconds"] = round(time.perf_counter() - start, 1)
+        report["results"] = [dataclasses.asdict(result) for result in results]
+        if path is not None:
+            path.write_text(json.dumps(report, indent=1) + "\n")
+
+    write()
+    for found in run(sizes, device, arguments):
+        results += found
+        for result in found:
+            print(result.line(), flush=True)
+        write()
+    report["finished"] = True
+    write()
+    missed = sum(not result.ok for result in results)
+    print(f"{len(results)} checks, {missed} missed, {report['seconds']} s")
+    return 1 if missed else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,6 +272,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     elif not torch.cuda.is_available():
         parser.error("there is no GPU; --dry-run needs none")
+    if importlib.util.find_spec("triton") is None:
+        parser.error("the package triton is not installed (pip install triton)")
     device = torch.device("cpu" if options.dry_run else "cuda")
     sizes = SMOKE_SIZES if options.dry_run else DEVICE_SIZES
     if options.seconds is not None:
@@ -180,21 +283,10 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"--part must be one of {', '.join(parts(sizes))}; got {options.part}")
         run_part(options.part, options.lines, sizes, device)
         return 0
-    start = time.perf_counter()
-    results = []
-    report = describe(device)
-    print(" ".join(f"{name}={value}" for name, value in report.items()))
-    for result in run(sizes, ["--dry-run"] if options.dry_run else []):
-        results.append(result)
-        print(result.line(), flush=True)
-    report["seconds"] = round(time.perf_counter() - start, 1)
-    report["results"] = [dataclasses.asdict(result) for result in results]
-    missed = sum(not result.ok for result in results)
-    print(f"{len(results)} checks, {missed} missed, {report['seconds']} s")
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if missed else 0
+    return check_all(sizes, device, options.json, ["--dry-run"] if options.dry_run else [])
 
 
 if __name__ == "__main__":
+    # What runs apart would outlive us.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

@@ -2,9 +2,11 @@
 
 import dataclasses
 import importlib.machinery
+import importlib.util
 import json
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -61,8 +63,10 @@ def test_device_check_passes_and_reports(tmp_path, capsys):
     assert code == 0, printed
     names = [result["name"] for result in found["results"]]
     assert len(names) > 40
+    assert found["finished"] is True
     assert all(result["ok"] for result in found["results"])
-    starts = "attention d64", "write_kv", "add_rms_norm", "apply_rotary", "sample tokens"
+    starts = "attention d64", "write_kv", "add_rms_norm", "head_norm", "silu_mul", "apply_rotary"
+    starts += "sample tokens", "sample masked tokens", "sample edited tokens"
     starts += "decode step tiny", "engine tokens, greedy", "engine tokens, sampled"
     starts += "engine tiny, 2 x 5, eager", "gap tiny", "transformers tiny", "vLLM tiny"
     for start in starts:
@@ -70,30 +74,113 @@ def test_device_check_passes_and_reports(tmp_path, capsys):
     assert f"{len(names)} checks, 0 missed" in printed
 
 
-def test_a_part_that_crashes_or_hangs_costs_its_own_results_alone(monkeypatch):
-    crash = "import os, sys; print('no kernel image', file=sys.stderr); os.abort()"
-    run = subprocess.run
+def instead(monkeypatch, code):
+    """Have parts run this program, which is given the file for their results last."""
+    start = subprocess.Popen
 
-    def instead(command, **options):
-        return run([sys.executable, "-c", crash], **options)
+    def started(command, **options):
+        return start([sys.executable, "-c", code, command[command.index("--lines") + 1]], **options)
 
-    monkeypatch.setattr(subprocess, "run", instead)
-    [result] = device_check.run_apart("accuracy", [], 60)
+    monkeypatch.setattr(subprocess, "Popen", started)
+
+
+def test_a_part_that_crashes_costs_its_own_results_alone(monkeypatch):
+    instead(monkeypatch, "import os, sys; print('no kernel image', file=sys.stderr); os.abort()")
+    [result] = device_check.run_round(["accuracy"], [], 60)
     assert not result.ok
     assert result.found == "ended with -6: no kernel image"
-    crash = "import time; time.sleep(600)"
-    [result] = device_check.run_apart("tokens", [], 0.5)
-    assert (result.name, result.found) == ("part tokens", "did not end in 0 s")
-    sizes = dataclasses.replace(device_check.SMOKE_SIZES, seconds=1.0)
-    results = list(device_check.run(sizes, []))
-    assert [result.name for result in results][:2] == ["part accuracy", "part tokens"]
-    assert all("left out: 1 s are over" in result.found for result in results)
+
+
+def test_a_part_that_hangs_is_ended_with_all_that_it_started(monkeypatch, tmp_path):
+    code = (
+        "import json, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "found = {'name': 'child', 'found': str(child.pid)}\n"
+        "print(json.dumps(found), '{\"name', sep='\\n', file=open(sys.argv[1], 'w', 1))\n"
+        "time.sleep(600)\n"
+    )
+    instead(monkeypatch, code)
+    found, ended, *others = device_check.run_round(["tokens", "speed"], [], 3.0)
+    assert (ended.name, ended.found, ended.ok) == ("part tokens", "did not end in 3 s", False)
+    assert [other.name for other in others] == ["child", "part speed"]
+    end = time.monotonic() + 30
+    while any(is_running(int(result.found)) for result in (found, others[0])):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_each_round_leaves_the_later_ones_their_time(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    clock, given = [0.0], {}
+    monkeypatch.setattr(device_check.time, "monotonic", lambda: clock[0])
+
+    def run_round(names, arguments, limit):
+        given[names[0]] = limit
+        clock[0] += limit
+        return []
+
+    monkeypatch.setattr(device_check, "run_round", run_round)
+    sizes = device_check.DEVICE_SIZES
+    results = [each for found in device_check.run(sizes, DEVICE, []) for each in found]
+    assert given.pop("attention d128") == sizes.part_seconds
+    # All that hangs: the rest still has what is kept for it, and the end is on time.
+    assert min(given[name] for name in ("speed", "engine 0.6B", "engine 8B")) >= 39
+    assert given["transformers 8B"] >= 23
+    assert clock[0] <= sizes.seconds < 360
+    assert [result.name for result in results] == ["part vllm 0.6B", "part vllm 8B"]
+    assert "left out: 0 of 330 s are left" in results[0].found
+
+
+def test_packages_that_are_not_there_cost_no_time(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked = []
+    monkeypatch.setattr(device_check, "run_round", lambda names, *rest: asked.append(names) or [])
+    found = [
+        each for part in device_check.run(device_check.DEVICE_SIZES, DEVICE, []) for each in part
+    ]
+    assert [names[0] for names in asked] == ["attention d128", "speed", "engine 0.6B", "engine 8B"]
+    assert [(each.found, each.ok) for each in found] == [("not installed", True)] * 4
+
+
+def test_the_report_is_there_whatever_ends_the_check(monkeypatch, tmp_path, capsys):
+    def run(sizes, device, arguments):
+        yield [device_check.Result("first", "found")]
+        assert json.loads(path.read_text())["results"][0]["name"] == "first"
+        raise KeyboardInterrupt
+
+    path = tmp_path / "report.json"
+    monkeypatch.setattr(device_check, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        device_check.check_all(device_check.SMOKE_SIZES, DEVICE, path, [])
+    assert json.loads(path.read_text())["finished"] is False
+    assert "ok   first" in capsys.readouterr().out
+
+
+def test_without_triton_or_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        device_check.main(["--dry-run"])
+    assert "the package triton is not installed" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        device_check.main([])
+    assert "there is no GPU; --dry-run needs none" in capsys.readouterr().err
 
 
 def test_an_unknown_part_is_refused(capsys):
     with pytest.raises(SystemExit):
         device_check.main(["--dry-run", "--part", "luck"])
-    assert "--part must be one of accuracy, tokens, speed, engine tiny" in capsys.readouterr().err
+    assert (
+        "--part must be one of attention d64, accuracy, tokens, speed, engine tiny"
+        in capsys.readouterr().err
+    )
 
 
 def test_modes_leave_out_what_an_engine_does_not_have(monkeypatch):
