@@ -192,6 +192,8 @@ def select(
     """
     above_count = tl.zeros([], tl.int32)
     above_weight = tl.zeros([], tl.float64)
+    # A launch compiles a length of 1 in; a branch can give another value to numbers alone.
+    least_count += above_count
     low, high, least_count, above_count, above_weight = narrow(
         values, length, low, high, least_count, above_count, above_weight, peak, temperature,
         target, BY_COUNT, STRICT, TILE, TILE,

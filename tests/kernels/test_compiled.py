@@ -66,6 +66,24 @@ def test_the_readme_has_a_line_for_each(usages):
     )
 
 
+def test_launches_compile_with_what_triton_makes_of_their_arguments(tmp_path):
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "as_launched.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = (
+        "paged_attention join_splits write_kv rms_norm rotary silu_mul sample edit mask logprobs"
+    )
+    assert set(json.loads(done.stdout)) == {f"{name}_kernel" for name in names.split()}
+
+
 def test_triton_is_not_imported_for_tensors_on_the_cpu():
     code = (
         "import sys, torch, miniinfer.kernels as kernels\n"
