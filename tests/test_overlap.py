@@ -337,6 +337,45 @@ class TestAsync:
             device.close()
         assert llm.stats()["kv_blocks_used"] == 0
 
+    async def test_forms_stops_and_cancels_in_one_batch_that_is_preempted(
+        self, folder: Path
+    ) -> None:
+        form = StructuredOutputsParams(regex="(ab|cd){3,40}")
+        kinds = [
+            greedy(40, structured_outputs=form, ignore_eos=False),
+            greedy(40, stop=["e", "a", "\x00"]),
+            greedy(40, structured_outputs=form, ignore_eos=False, stop=["ba", "dc"]),
+            greedy(80),
+        ]
+        params = [kinds[number % 4] for number in range(16)]
+        prompts = [f"{number} and more" for number in range(16)]
+        cancelled = {1, 4, 6, 7, 10, 12}
+        expected = results(make_llm(folder), prompts, params)
+        sizes = SIZES | {"num_kv_blocks": 32, "max_num_batched_tokens": 40}
+        llm = AsyncLLM(EngineArgs(model=str(folder), async_scheduling=True, **sizes))
+        device = make_asynchronous(llm)
+        try:
+
+            async def read(number: int) -> Any:
+                stream = llm.generate(prompts[number], params[number])
+                async for output in stream:
+                    last = output.outputs[0]
+                    if number in cancelled and len(last.token_ids) >= number % 5:
+                        await stream.aclose()
+                        return None
+                return [(last.token_ids, last.text, last.finish_reason, last.stop_reason)]
+
+            for _ in range(2):
+                found = await asyncio.gather(*(read(number) for number in range(16)))
+                for number, one in enumerate(found):
+                    assert one == (None if number in cancelled else expected[number])
+            assert device.most_in_flight == 2
+            assert llm.stats()["num_preemptions"] > 0
+        finally:
+            await llm.close()
+            device.close()
+        assert llm.stats()["kv_blocks_used"] == 0
+
 
 class TestParts:
     def test_a_cpu_does_everything_at_once_unless_asked(self, folder: Path) -> None:
