@@ -238,6 +238,24 @@ class TestTorchrun:
         with pytest.raises(ValueError, match=r"launched \(WORLD_SIZE\), 4, got 2"):
             make_llm(tiny_model, tensor_parallel_size=2)
 
+    def test_says_which_device_rank_0_has(
+        self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from miniinfer.parallel import leader as leaders
+
+        asked = []
+
+        def rank_device(args: EngineArgs, local_rank: int, local_size: int) -> torch.device:
+            asked.append((local_rank, local_size))
+            raise ValueError("enough is known")
+
+        monkeypatch.setattr(leaders, "rank_device", rank_device)
+        args = EngineArgs(model=str(tiny_model), tensor_parallel_size=4)
+        for launch in (Torchrun(0, 4, 1, 2, "here"), None):
+            with pytest.raises(ValueError, match="enough is known"):
+                leaders.Leader(args, tiny_model, launch)
+        assert asked == [(1, 2), (0, 4)]
+
 
 class TestMessages:
     @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 10_001])
