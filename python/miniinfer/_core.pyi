@@ -1,7 +1,7 @@
 """The compiled core: scheduler, KV blocks, prefix cache, text pipeline, output channels."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypedDict, final
+from typing import Any, Literal, TypeAlias, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ __all__ = [
     "Engine",
     "EngineDeadError",
     "EngineHost",
+    "Lane",
     "PackedLinear",
     "PagedAttention",
     "RemoteFrontend",
@@ -169,11 +170,41 @@ class Delta:
     def num_cached_tokens(self) -> int: ...
 
 @final
+class Lane:
+    """A stream's own way to its socket: what is text alone is written past the event loop."""
+
+    def open(
+        self,
+        socket: int,
+        before: bytes,
+        after: bytes,
+        chunked: bool,
+        text: Literal["whole", "content", "reasoning"],
+        told: int,
+    ) -> None:
+        """Have each text written with `before` and `after` around it, as JSON.
+
+        The socket stays open until `close`. `told` is the `num_output_tokens` of the last delta
+        that was read and written.
+        """
+    def close(self) -> tuple[bytes, int]:
+        """Have nothing more written.
+
+        Returns what the socket did not take of the last event, to be written before anything else,
+        and the number of bytes of all events since the last call.
+        """
+    def num_output_tokens(self) -> int: ...
+    def silence(self) -> float | None:
+        """Seconds since it last wrote; None if it never did."""
+
+@final
 class Submission:
     """A submitted request. Dropping it cancels what has not ended."""
 
     def ids(self) -> tuple[int, int]:
         """Id of the first choice and the number of choices."""
+    def lane(self) -> Lane | None:
+        """The way past the event loop; None for several choices."""
     def cancel(self) -> None: ...
     def close(self) -> None: ...
     def hold(self) -> None: ...

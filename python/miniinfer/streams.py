@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Self
 
-from ._core import Delta, Submission
+from ._core import Delta, Lane, Submission
 from .errors import EngineDeadError
 from .outputs import RequestOutput, RequestState
 from .parameters import ParameterError
@@ -118,6 +118,10 @@ class Stream:
             await self._wait()
         finally:
             mailbox.taker = None
+
+    def lane(self) -> Lane | None:
+        """The way past the event loop, for a request of one choice whose reader uses `forward`."""
+        return self._mailbox.submission.lane()
 
     def _check_alone(self) -> None:
         if self._mailbox.waiter is not None:

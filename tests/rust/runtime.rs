@@ -9,10 +9,11 @@ use std::time::Duration;
 use miniinfer_core::EngineConfig;
 use miniinfer_core::arrays::OwnedArrays;
 use miniinfer_core::frontend::Submission;
-use miniinfer_core::pipeline::{StallPolicy, StreamDelta};
+use miniinfer_core::pipeline::StreamDelta;
 use miniinfer_core::request::{NewRequest, SamplingSpec};
 use miniinfer_core::runtime::{Runtime, RuntimeSpec};
 use miniinfer_core::sim::{ShadowModel, continuation};
+use miniinfer_core::stall::StallPolicy;
 use miniinfer_core::text::{FinishReason, StreamSpec, TextModel};
 
 const VOCAB: u32 = 64;

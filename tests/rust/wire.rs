@@ -10,9 +10,10 @@ use miniinfer_core::frontend::Submission;
 use miniinfer_core::grammar::{
     BadWords, GrammarCompiler, GrammarSource, GrammarSpec, TokenLimits, Whitespace,
 };
-use miniinfer_core::pipeline::{StallPolicy, StreamDelta};
+use miniinfer_core::pipeline::StreamDelta;
 use miniinfer_core::request::{Arrival, NewRequest, SamplingSpec};
 use miniinfer_core::sim::{ShadowModel, continuation};
+use miniinfer_core::stall::StallPolicy;
 use miniinfer_core::stats::Stats;
 use miniinfer_core::step::{EndReason, OutputEntry, StepOutput};
 use miniinfer_core::text::{FinishReason, StreamSpec, TextModel};

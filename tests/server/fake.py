@@ -119,6 +119,9 @@ class FakeStream:
             if not take(delta):
                 return
 
+    def lane(self) -> None:
+        return None
+
     def close(self) -> None:
         self.cancelled = True
 

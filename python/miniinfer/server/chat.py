@@ -28,6 +28,6 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         envelope = Envelope(id=origin.request_id, model=model)
         writer = ChatWriter(envelope, generation, prepared, body)
         if body.stream:
-            return await respond_stream(request, generation, writer)
+            return await respond_stream(request, generation, writer, template=writer.template)
         answer = await writer.whole_answer()
     return web.Response(body=encode(answer), content_type="application/json")

@@ -51,6 +51,7 @@ class ChatWriter:
         self._service_tier = UNSET if body.service_tier is None else "default"
         self._choices = [ChoiceParts(prepared.rules) for _ in range(generation.num_choices)]
         self._templates: dict[tuple[int, str], ChunkTemplate] = {}
+        self._latest: ChunkTemplate | None = None
 
     def start(self) -> bytes:
         """Return one role chunk for each choice, and the echo if there is one."""
@@ -68,6 +69,7 @@ class ChatWriter:
     def delta(self, index: int, delta: Delta) -> bytes:
         """Return a chunk for each part, and a finish chunk if the choice is over."""
         parts = self._choices[index].take(delta)
+        self._latest = None
         if len(parts) == 1 and self._is_text_alone(delta):
             part = parts[0]
             if part[0] == "content" or part[0] == "reasoning":
@@ -115,8 +117,14 @@ class ChatWriter:
                 part: Part = (kind, text)
                 return self._chunk([ChatChunkChoice(index=index, delta=chat_delta(part))])
 
-            template = self._templates[index, kind] = ChunkTemplate(write)
+            shown = kind if self._prepared.rules.parsed else "whole"
+            template = self._templates[index, kind] = ChunkTemplate(write, shown)
+        self._latest = template
         return template.fill(text)
+
+    def template(self, index: int) -> ChunkTemplate | None:
+        """Return what the chunks of more text are like, if the last delta was a text."""
+        return self._latest
 
     def end(self) -> bytes:
         """Return the usage chunk if it was asked for."""

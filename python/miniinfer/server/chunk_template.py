@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from .responses import encode
+
+TextKind = Literal["whole", "content", "reasoning"]
+"""Which text of a delta stands in the place: all of it, or what a parser says it is."""
 
 _HOLE = "\N{NULL}text\N{NULL}"
 
@@ -16,10 +20,11 @@ class ChunkTemplate:
     frame anew would cost more than all else that is done for a token.
     """
 
-    def __init__(self, write: Callable[[str], bytes]) -> None:
+    def __init__(self, write: Callable[[str], bytes], kind: TextKind) -> None:
         """`write` makes the whole chunk of a text."""
-        self._before, _, self._after = write(_HOLE).partition(encode(_HOLE))
+        self.before, _, self.after = write(_HOLE).partition(encode(_HOLE))
+        self.kind: TextKind = kind
 
     def fill(self, text: str) -> bytes:
         """Return what `write` would."""
-        return self._before + encode(text) + self._after
+        return self.before + encode(text) + self.after

@@ -75,9 +75,13 @@ class CompletionWriter:
         events = b"".join(self._chunk([choice]) for choice in self._choices(index, delta))
         if self._text_alone and delta.finish_reason is None and index not in self._unopened:
             self._templates[index] = ChunkTemplate(
-                lambda text: self._chunk([CompletionChoice(index=index, text=text)])
+                lambda text: self._chunk([CompletionChoice(index=index, text=text)]), "whole"
             )
         return events
+
+    def template(self, index: int) -> ChunkTemplate | None:
+        """Return what the chunks of more text are like, from the last delta on."""
+        return self._templates.get(index)
 
     def end(self) -> bytes:
         """Return the usage chunk if it was asked for."""

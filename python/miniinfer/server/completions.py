@@ -51,7 +51,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         envelope = Envelope(id=origin.request_id, model=model)
         writer = CompletionWriter(envelope, source, echoes, body)
         if body.stream:
-            return await respond_stream(request, source, writer)
+            return await respond_stream(request, source, writer, template=writer.template)
         answer = await writer.whole_answer()
     return web.Response(body=encode(answer), content_type="application/json")
 

@@ -20,6 +20,8 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 from aiohttp.http import HttpProcessingError
 
+from miniinfer.bursts import Outlet
+
 from .access_log import AccessLogger
 from .access_log import logger as access_logger
 from .config import ServerConfig
@@ -45,13 +47,15 @@ _SPARE_DESCRIPTORS = 64
 class Connection(web.RequestHandler):
     """One client's connection, as aiohttp serves it, with a life of its own after half a close."""
 
-    __slots__ = ("_counter", "_first_bytes", "_prober")
+    __slots__ = ("_counter", "_first_bytes", "_prober", "outlet")
 
     def __init__(self, server: ConnectionServer, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._counter = server
         self._prober: asyncio.TimerHandle | None = None
         self._first_bytes: _FirstBytes | None = None
+        self.outlet: Outlet | None = None
+        """Where a stream's events go at present, perhaps past the event loop."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count it."""
@@ -61,6 +65,8 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Uncount it; whatever it was doing is cancelled."""
         self._counter.count(-1)
+        # The socket is closed next, and its descriptor anybody's.
+        self._recall()
         if self._prober is not None:
             self._prober.cancel()
         super().connection_lost(exc)
@@ -89,6 +95,10 @@ class Connection(web.RequestHandler):
         delay = _PROBE_SECONDS[min(attempt + 1, len(_PROBE_SECONDS) - 1)]
         self._prober = self._loop.call_later(delay, self._probe, attempt + 1)
 
+    def _recall(self) -> None:
+        if self.outlet is not None:
+            self.outlet.recall()
+
     def _ask(self, request: web.BaseRequest, transport: asyncio.Transport) -> bool:
         """Send what the client must skip or would get anyway; False if the answer says enough."""
         writer: Any = request.writer
@@ -102,6 +112,7 @@ class Connection(web.RequestHandler):
                 self._first_bytes.send_one()
         elif writer.length is None and not writer._eof:
             # Between two events of a stream, which are written whole.
+            self._recall()
             transport.write(_STREAM_COMMENT if old else _STREAM_PROBE)
         else:
             return False

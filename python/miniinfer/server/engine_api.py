@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from miniinfer.bursts import Lane
     from miniinfer.parsing import ParserSpec, Part
     from miniinfer.sampling_params import SamplingParams
     from miniinfer.structured import CompiledGrammar, StructuredOutputsParams
@@ -112,6 +113,9 @@ class Stream(Protocol):
 
         `take` runs in the event loop, but in no task.
         """
+
+    def lane(self) -> Lane | None:
+        """Return the way from the engine to a socket, past the event loop, if it has one."""
 
     def close(self) -> None:
         """End the request and deliver nothing more; harmless when it is over."""

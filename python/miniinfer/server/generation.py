@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from miniinfer.bursts import Lane
 from miniinfer.parsing import ParserSpec
 from miniinfer.sampling_params import SamplingParams
 
@@ -74,6 +75,10 @@ class DeltaSource(Protocol):
                 return True
         return False
 
+    def lane(self) -> Lane | None:
+        """Return the way past the event loop, for a stream that is forwarded; None without one."""
+        return None
+
     def usage(self) -> Usage:
         """Return the tokens so far."""
 
@@ -101,6 +106,7 @@ class Generation(DeltaSource):
         self._output_tokens = [0] * self.num_choices
         self._cached_tokens = [0] * len(work)
         self._unfinished = set(range(self.num_choices))
+        self._lane: Lane | None = None
         self._record = current_record()
         self._ticket = self._record.ticket
 
@@ -126,6 +132,10 @@ class Generation(DeltaSource):
     ) -> None:
         self._record.num_prompt_tokens = sum(len(work.token_ids) for work in self._work)
         self._record.num_cached_tokens = sum(self._cached_tokens)
+        if self._lane is not None:
+            # Of a stream that was left, the last tokens may have passed by.
+            passed = self._lane.num_output_tokens()
+            self._output_tokens[0] = max(self._output_tokens[0], passed)
         self._record.num_output_tokens = sum(self._output_tokens)
         if isinstance(exc, ApiError):
             self._record.error_code = exc.code
@@ -168,6 +178,12 @@ class Generation(DeltaSource):
         if broken is not None:
             raise broken
         return bool(self._unfinished)
+
+    def lane(self) -> Lane | None:
+        """As `DeltaSource.lane`: there is one for one choice of one prompt."""
+        if self._lane is None and self.num_choices == 1:
+            self._lane = self._streams[0].lane()
+        return self._lane
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from aiohttp import HttpVersion11, web
 
-from miniinfer.bursts import Burst, Outlet
+from miniinfer.bursts import Burst, Lane, Onward, Outlet
 
+from .chunk_template import ChunkTemplate
+from .connection import Connection
 from .engine_api import Delta
 from .errors import ApiError, internal
 from .generation import DeltaSource
@@ -125,6 +127,10 @@ class EventStream:
         if self._keep_alive is not None:
             self._keep_alive.cancel()
             await asyncio.gather(self._keep_alive, return_exceptions=True)
+        self._recall()
+        protocol = self._request.protocol
+        if isinstance(protocol, Connection):
+            protocol.outlet = None
 
     async def send(self, events: bytes) -> None:
         """Write whole events; nothing for empty bytes."""
@@ -136,16 +142,36 @@ class EventStream:
                     await self.response.prepare(self._request)
         self._last_write = time.monotonic()
         self._burst.flush()
+        self._recall()
         await self._in_time(self.response.write(events))
         if self._outlet is None and self._request.transport is not None:
             self._outlet = Outlet(self._request.transport)
+            protocol = self._request.protocol
+            if isinstance(protocol, Connection):
+                protocol.outlet = self._outlet
 
-    def send_now(self, events: bytes) -> bool:
+    def _recall(self) -> None:
+        """Have all that was written past the event loop counted, and nothing more written so."""
+        outlet = self._outlet
+        if outlet is not None:
+            outlet.recall()
+            self._request.writer.output_size += outlet.bypassed
+            outlet.bypassed = 0
+
+    def send_now(
+        self,
+        events: bytes,
+        lane: Lane | None = None,
+        template: ChunkTemplate | None = None,
+        told: int = 0,
+    ) -> bool:
         """Write whole events of an answer that has begun; nothing for empty bytes.
 
-        They leave with those of other streams, all in one system call's time. Return False when the
-        client does not keep up: `drain` before the next.
+        They leave with those of other streams, all in one system call's time. Where there is a
+        lane, those that fill the template follow by themselves; `told` is as in `Lane.open`. Return
+        False when the client does not keep up: `drain` before the next.
         """
+        self._recall()
         if not events:
             return True
         outlet = self._outlet
@@ -157,7 +183,15 @@ class EventStream:
             events = b"%x\r\n%b\r\n" % (len(events), events)
         self._request.writer.output_size += len(events)
         self._burst.write(outlet, events)
+        if lane is not None and template is not None and self._may_go_on(outlet):
+            before, after, kind = template.before, template.after, template.kind
+            outlet.onward = Onward(lane, before, after, self._chunked, kind, told)
         return not self._request.protocol.writing_paused and len(outlet.pending) < _MOST_PENDING
+
+    def _may_go_on(self, outlet: Outlet) -> bool:
+        # Only a connection that knows of the outlet stops it before the socket is closed.
+        protocol = self._request.protocol
+        return outlet.descriptor >= 0 and getattr(protocol, "outlet", None) is outlet
 
     async def drain(self) -> None:
         """Wait until the client has read, as `send` does."""
@@ -177,6 +211,8 @@ class EventStream:
     async def _send_comments(self) -> None:
         while True:
             silence = time.monotonic() - self._last_write
+            if self._outlet is not None and self._outlet.silence is not None:
+                silence = min(silence, self._outlet.silence)
             if silence >= self._interval:
                 await self.send(self._filler)
                 silence = 0.0
@@ -188,8 +224,14 @@ async def respond_stream(
     generation: DeltaSource,
     stream_format: StreamFormat,
     framing: Framing = _CHAT_FRAMING,
+    *,
+    template: Callable[[int], ChunkTemplate | None] | None = None,
 ) -> web.StreamResponse:
-    """Answer a request with its deltas as they come, then `framing.done` exactly once."""
+    """Answer a request with its deltas as they come, then `framing.done` exactly once.
+
+    `template` says what the events of a choice look like if the next deltas bring text alone: such
+    may then be written without `stream_format`.
+    """
     state = request.app[STATE]
     config = state.config
     async with EventStream(
@@ -200,7 +242,7 @@ async def respond_stream(
         state.burst,
     ) as events:
         try:
-            await _send_deltas(events, generation, stream_format)
+            await _send_deltas(events, generation, stream_format, template)
         except ConnectionError:
             # The client has gone, and `generation` has cancelled the engine's side.
             return events.response
@@ -221,10 +263,17 @@ async def respond_stream(
 
 
 async def _send_deltas(
-    events: EventStream, generation: DeltaSource, stream_format: StreamFormat
+    events: EventStream,
+    generation: DeltaSource,
+    stream_format: StreamFormat,
+    template: Callable[[int], ChunkTemplate | None] | None,
 ) -> None:
     def take(index: int, delta: Delta) -> bool:
-        return events.send_now(stream_format.delta(index, delta))
+        written = stream_format.delta(index, delta)
+        if template is None:
+            return events.send_now(written)
+        onward = template(index)
+        return events.send_now(written, lane, onward, delta.num_output_tokens)
 
     async with generation as deltas:
         start = stream_format.start
@@ -234,6 +283,7 @@ async def _send_deltas(
             if events.begun:
                 break
             start = _nothing
+        lane = None if template is None else deltas.lane()
         while await deltas.forward(take):
             await events.drain()
     await events.send(stream_format.end())

@@ -10,6 +10,7 @@ use crate::error::SubmitError;
 use crate::grammar::{CompiledGrammar, GrammarCompiler, GrammarSpec};
 use crate::halt::Halt;
 use crate::inbox::Inbox;
+use crate::lane::Lane;
 use crate::output::{HubOpener, StreamGuard};
 use crate::pipeline::{StreamDelta, TextMessage};
 use crate::request::{Arrival, NewRequest, RequestId};
@@ -56,6 +57,7 @@ pub(crate) struct FrontendSpec {
 pub struct Submission {
     first: RequestId,
     guards: Vec<StreamGuard<StreamDelta>>,
+    lane: Option<Arc<Lane>>,
     engine: Commands,
 }
 
@@ -110,6 +112,7 @@ impl Frontend {
         })?;
         let first = self.next_id.fetch_add(u64::from(n), Ordering::Relaxed);
         let mut guards = Vec::with_capacity(texts.len());
+        let lane = (n == 1).then(Arc::<Lane>::default);
         let num_prompt_tokens = request.prompt.len() as u32;
         for (index, text) in (0..).zip(texts) {
             let id = first + u64::from(index);
@@ -123,6 +126,7 @@ impl Frontend {
                 producer,
                 index,
                 num_prompt_tokens,
+                lane: lane.clone(),
             };
             self.text.push(message).map_err(|_| self.gone())?;
         }
@@ -141,6 +145,7 @@ impl Frontend {
         Ok(Submission {
             first,
             guards,
+            lane,
             engine: self.engine.clone(),
         })
     }
@@ -203,6 +208,11 @@ impl Submission {
         (self.first, self.guards.len() as u32)
     }
 
+    /// The way past the reader. Only a request of one choice has it: the events of several must not mix.
+    pub fn lane(&self) -> Option<&Arc<Lane>> {
+        self.lane.as_ref()
+    }
+
     /// Ends the request; its reader gets what was generated and the end `Abort`.
     pub fn cancel(&self) {
         for (id, _) in (self.first..).zip(&self.guards) {
@@ -212,6 +222,9 @@ impl Submission {
 
     /// The reader wants nothing any more.
     pub fn close(&self) {
+        if let Some(lane) = &self.lane {
+            lane.close();
+        }
         let open = self.guards.iter().filter(|guard| !guard.is_closed());
         for guard in open {
             guard.close();

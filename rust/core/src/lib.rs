@@ -6,6 +6,7 @@
 //! * [`inbox`]: how other threads reach the engine.
 //! * [`grammar`]: answers of a given form, as masks over the vocabulary.
 //! * [`output`]: what carries results to the reader: ring, hub, wake.
+//! * [`lane`]: what goes past the reader, straight to its socket.
 //! * [`text`]: token ids to text: detokeniser, stop strings, deltas.
 //! * [`parse`]: text to reasoning, content and tool calls.
 //! * [`wire`]: the same with the engine in a process of its own.
@@ -19,10 +20,12 @@ pub mod commands;
 pub mod config;
 pub mod driver;
 pub mod error;
+pub mod event;
 pub mod frontend;
 pub mod grammar;
 pub mod halt;
 pub mod inbox;
+pub mod lane;
 pub mod ngram;
 pub mod noise;
 pub mod output;
@@ -33,6 +36,7 @@ pub mod request;
 pub mod runtime;
 pub mod send;
 pub mod sim;
+pub mod stall;
 pub mod stats;
 pub mod step;
 pub mod text;
@@ -45,6 +49,9 @@ mod cost;
 mod draft;
 mod edits;
 mod engine;
+#[cfg(all(test, not(loom)))]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod lane_tests;
 mod lifecycle;
 mod masks;
 mod overlap;

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -14,9 +14,11 @@ use rustc_hash::FxHashMap;
 use crate::commands::Commands;
 use crate::engine::Command;
 use crate::inbox::Receiver;
+use crate::lane::{Lane, Offered};
 use crate::output::{self, HubProducer, StreamProducer};
 use crate::prompt_logprobs::PromptLogprobs;
 use crate::request::RequestId;
+use crate::stall::{StallCounters, StallPolicy};
 use crate::step::{EndReason, OutputEntry, SpareOutputs, StepOutput};
 use crate::text::{
     Delta, FinishReason, LogprobInput, StopToken, TextStream, TokenInput, TokenLogprob, Verdict,
@@ -75,6 +77,8 @@ pub enum TextMessage {
         index: u32,
         /// Tokens of the prompt.
         num_prompt_tokens: u32,
+        /// The way past its reader, if it has one.
+        lane: Option<Arc<Lane>>,
     },
     /// What a step handed on.
     Step(StepOutput),
@@ -82,35 +86,6 @@ pub enum TextMessage {
     Fail(String),
     /// The engine is gone: nothing follows.
     Close,
-}
-
-/// Patience with readers that do not read.
-#[derive(Clone, Copy, Debug)]
-pub struct StallPolicy {
-    /// Tokens that may wait in merged deltas before the request is paused.
-    pub max_backlog: usize,
-    /// How long a request may stay paused before it is cancelled.
-    pub stall_limit: Duration,
-}
-
-impl Default for StallPolicy {
-    fn default() -> Self {
-        Self {
-            max_backlog: 1024,
-            stall_limit: Duration::from_secs(60),
-        }
-    }
-}
-
-/// How often the policy had to act.
-#[derive(Debug, Default)]
-pub struct StallCounters {
-    /// Deltas kept back to be merged, as their reader had not taken those before.
-    pub merged: AtomicU64,
-    /// Requests paused.
-    pub paused: AtomicU64,
-    /// Requests cancelled after a pause.
-    pub cancelled: AtomicU64,
 }
 
 struct Stream {
@@ -121,6 +96,31 @@ struct Stream {
     /// The reader knows that tokens are coming.
     announced: bool,
     paused_since: Option<Instant>,
+    lane: Option<Arc<Lane>>,
+    /// Tokens that the reader was told of, or that went past it.
+    told: u32,
+}
+
+impl Stream {
+    /// Writes a delta to the reader's socket, or gives it to the reader.
+    fn hand_on(&mut self, delta: &mut StreamDelta, merge: bool, event: &mut Vec<u8>) {
+        let lane = self.lane.as_ref().filter(|_| !merge);
+        let offered = lane.map_or(Offered::Declined, |lane| {
+            lane.offer(self.told, delta, event)
+        });
+        self.told = self.told.max(delta.text.num_output_tokens);
+        match offered {
+            Offered::Sent => return,
+            Offered::Declined => {}
+            // The reader finds the rest in the lane, and has to be woken for it.
+            Offered::Stuck => {
+                let told = self.told;
+                delta.text.clear();
+                delta.text.num_output_tokens = told;
+            }
+        }
+        self.producer.push(delta);
+    }
 }
 
 /// All streams of an engine.
@@ -136,6 +136,10 @@ pub struct Pipeline {
     messages: Vec<TextMessage>,
     flushes: Vec<u64>,
     delta: StreamDelta,
+    /// An event on its way past the reader.
+    event: Vec<u8>,
+    /// This step has another behind it: readers are to merge what it has for them.
+    merge: bool,
     /// Where outputs go when they are read.
     spares: SpareOutputs,
     closed: bool,
@@ -163,6 +167,8 @@ impl Pipeline {
             messages: Vec::new(),
             flushes: Vec::new(),
             delta: StreamDelta::default(),
+            event: Vec::new(),
+            merge: false,
             spares,
             closed: false,
         }
@@ -187,6 +193,8 @@ impl Pipeline {
         let mut messages = std::mem::take(&mut self.messages);
         self.inbox.drain(&mut messages);
         let mut worked = !messages.is_empty();
+        let is_step = |message: &TextMessage| matches!(message, TextMessage::Step(_));
+        let mut steps = messages.iter().filter(|message| is_step(message)).count();
         for message in messages.drain(..) {
             match message {
                 TextMessage::Open {
@@ -195,6 +203,7 @@ impl Pipeline {
                     producer,
                     index,
                     num_prompt_tokens,
+                    lane,
                 } => {
                     let paused_since = None;
                     let text = stream;
@@ -205,10 +214,14 @@ impl Pipeline {
                         num_prompt_tokens,
                         announced: false,
                         paused_since,
+                        lane,
+                        told: 0,
                     };
                     self.streams.insert(id, stream);
                 }
                 TextMessage::Step(step) => {
+                    steps -= 1;
+                    self.merge = steps > 0;
                     self.step(&step);
                     self.spares.give(step);
                 }
@@ -287,7 +300,7 @@ impl Pipeline {
         let first = !stream.announced && entry.num_tokens > 0;
         if first || !out.text.is_empty() {
             stream.announced = true;
-            stream.producer.push(out);
+            stream.hand_on(out, self.merge, &mut self.event);
             let behind = stream.producer.backlog() > 0;
             self.counters
                 .merged

@@ -17,7 +17,8 @@ pub fn send_each<'a>(batch: impl IntoIterator<Item = (RawFd, &'a [u8])>) -> Vec<
     batch.map(|(socket, bytes)| send(socket, bytes)).collect()
 }
 
-fn send(socket: RawFd, bytes: &[u8]) -> usize {
+/// Sends one socket what it takes without waiting; how many bytes that was.
+pub fn send(socket: RawFd, bytes: &[u8]) -> usize {
     loop {
         // SAFETY: the bytes are read only, and as many as there are. A descriptor that is none, or no socket, is an
         // error.

@@ -9,7 +9,8 @@ use crate::commands::Commands;
 use crate::driver::lock;
 use crate::inbox::{self, Inbox};
 use crate::output::{self, HubConsumer, HubOpener, Wake};
-use crate::pipeline::{Pipeline, StallCounters, StallPolicy, StreamDelta, TextMessage};
+use crate::pipeline::{Pipeline, StreamDelta, TextMessage};
+use crate::stall::{StallCounters, StallPolicy};
 use crate::step::{SpareOutputs, StepOutput};
 use crate::sync::Arc as HubArc;
 

@@ -2,8 +2,8 @@
 
 use miniinfer_core::EngineConfig;
 use miniinfer_core::frontend;
-use miniinfer_core::pipeline::StallPolicy;
 use miniinfer_core::runtime::{Runtime, RuntimeSpec};
+use miniinfer_core::stall::StallPolicy;
 use miniinfer_core::text::TextModel;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -13,6 +13,7 @@ use crate::delta::Deltas;
 use crate::driver::{Driver, seconds};
 use crate::error;
 use crate::grammar::{self, CompiledGrammar};
+use crate::lane::Lane;
 use crate::limits::Lookup;
 use crate::params::SubmitParams;
 use crate::stats;
@@ -168,6 +169,11 @@ impl Submission {
     /// Id of the first choice and the number of choices.
     fn ids(&self) -> (u64, u32) {
         self.0.ids()
+    }
+
+    /// The way past the event loop; None for several choices.
+    fn lane(&self) -> Option<Lane> {
+        self.0.lane().cloned().map(Lane)
     }
 
     /// Ends the request; its reader gets what was generated and the reason "abort".

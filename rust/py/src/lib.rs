@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod grammar;
 mod host;
+mod lane;
 mod limits;
 mod params;
 mod parsing;
@@ -42,6 +43,8 @@ mod _core {
     use crate::grammar::CompiledGrammar;
     #[pymodule_export]
     use crate::host::EngineHost;
+    #[pymodule_export]
+    use crate::lane::Lane;
     #[pymodule_export]
     use crate::parsing::parse;
     #[pymodule_export]

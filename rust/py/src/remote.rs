@@ -1,6 +1,6 @@
 //! Requests in and text out for an engine in another process.
 
-use miniinfer_core::pipeline::StallPolicy;
+use miniinfer_core::stall::StallPolicy;
 use miniinfer_core::text::TextModel;
 use miniinfer_core::wire::client::{Client, ClientSpec};
 use pyo3::exceptions::PyValueError;
@@ -97,8 +97,9 @@ impl RemoteFrontend {
     }
 
     /// Makes text of what was fed. Returns the seconds after which it must be called again whatever comes.
-    fn turn(&self) -> Option<f64> {
-        self.0.turn().map(|patience| patience.as_secs_f64())
+    fn turn(&self, py: Python<'_>) -> Option<f64> {
+        py.detach(|| self.0.turn())
+            .map(|patience| patience.as_secs_f64())
     }
 
     /// Messages to send to the engine: pairs of a type and what it says.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use miniinfer_core::pipeline::StallCounters;
+use miniinfer_core::stall::StallCounters;
 use miniinfer_core::stats::{Histogram, STEP_TOKEN_BUCKETS, Stats, StepTokens, TIME_BUCKETS};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
