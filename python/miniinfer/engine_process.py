@@ -101,10 +101,11 @@ class _Client:
     monitor: zmq.Socket[bytes]
     frames: zmq.Socket[bytes]
 
-    def send(self, frame: bytes) -> None:
-        # A socket whose peer is gone would wait for another.
+    def send(self, *frames: bytes) -> None:
+        # As parts of one message, frames arrive together and wake their reader once. A socket whose
+        # peer is gone would wait for another.
         with contextlib.suppress(zmq.Again):
-            self.frames.send(frame, zmq.NOBLOCK)
+            self.frames.send_multipart(frames, zmq.NOBLOCK)
 
     def send_last_words(self, reason: str) -> None:
         self.frames.setsockopt(zmq.LINGER, LAST_WORDS_MS)
@@ -142,11 +143,19 @@ class Exchange:
             for client in self._clients.values():
                 self._introduce(client)
 
-    def send(self, client: int, frame: bytes) -> None:
-        """Send a frame; one to a client that is gone is lost."""
+    def send(self, client: int, *frames: bytes) -> None:
+        """Send frames; those to a client that is gone are lost."""
         with self._lock:
             if client in self._clients:
-                self._clients[client].send(frame)
+                self._clients[client].send(*frames)
+
+    def send_step(self, frames: list[tuple[int, bytes]]) -> None:
+        """Send each client what a step has for it."""
+        by_client: dict[int, list[bytes]] = {}
+        for client, frame in frames:
+            by_client.setdefault(client, []).append(frame)
+        for client, its in by_client.items():
+            self.send(client, *its)
 
     def die(self, reason: str) -> None:
         """Tell all clients that nothing more will come."""
@@ -321,8 +330,7 @@ def _step(engine: Steps, exchange: Exchange, watchdog: Watchdog | None) -> str:
             if watchdog is not None:
                 watchdog.begin()
             worked = engine.step()
-            for client, frame in core.take_frames(not worked):
-                exchange.send(client, frame)
+            exchange.send_step(core.take_frames(not worked))
             if not worked:
                 if watchdog is not None:
                     watchdog.rest()
@@ -331,8 +339,7 @@ def _step(engine: Steps, exchange: Exchange, watchdog: Watchdog | None) -> str:
         logger.critical("the engine has stopped", exc_info=error)
         reason = f"{type(error).__name__}: {error}"
     core.fail(reason)
-    for client, frame in core.take_frames(True):
-        exchange.send(client, frame)
+    exchange.send_step(core.take_frames(True))
     return reason
 
 
