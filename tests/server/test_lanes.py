@@ -157,6 +157,20 @@ async def test_the_text_is_whole_and_most_of_it_passes_the_loop(
         await until_idle(llm)
 
 
+async def test_streams_that_are_behind_are_whole_too(tiny_model: Path, spy: Spy) -> None:
+    async def stream(url: str) -> list[str]:
+        async with connected(url) as (reader, writer):
+            writer.write(post(COMPLETIONS, 150))
+            return texts_of(await reader.read(-1))
+
+    async with real_server(tiny_model) as (url, llm):
+        expected = await whole_text(url, COMPLETIONS, 150)
+        for _ in range(3):
+            found = await asyncio.gather(*(stream(url) for _ in range(8)))
+            assert {"".join(texts) for texts in found} == {expected}
+        await until_idle(llm)
+
+
 async def test_a_client_that_reads_late_gets_everything(tiny_model: Path, spy: Spy) -> None:
     spy.send_buffer = 2**11
     async with real_server(tiny_model) as (url, llm):
