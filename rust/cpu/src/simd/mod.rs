@@ -51,6 +51,8 @@ pub unsafe trait Vector: Copy {
     unsafe fn load_f16(from: *const u16) -> Self;
     /// From bfloat16.
     unsafe fn load_bf16(from: *const u16) -> Self;
+    /// From 16 pairs of bfloat16: the first of each, and the second.
+    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
     /// From bytes with a sign.
     unsafe fn load_i8(from: *const i8) -> Self;
     /// The sums.
