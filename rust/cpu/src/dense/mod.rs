@@ -19,7 +19,7 @@ use crate::isa::Isa;
 use crate::layout::PANEL;
 use crate::memory::AlignedBytes;
 use crate::outputs::Outputs;
-use crate::pool::Pool;
+use crate::pool::{Pool, shares};
 use crate::shared::SharedMut;
 use inputs::{Form, Inputs};
 use panel::{Kernel, PanelJob};
@@ -168,7 +168,7 @@ impl DenseMatrix {
     pub(crate) fn multiply(&self, isa: Isa, pool: &Pool, inputs: &Inputs, outputs: &Outputs<'_>) {
         assert_eq!(inputs.columns(), self.columns);
         let kernel = panel::kernel(isa, self.kind, inputs.form());
-        let shares = panel::shares(self.rows.div_ceil(WIDTH), pool.threads());
+        let shares = shares(self.rows.div_ceil(WIDTH), pool.threads());
         pool.run(shares.len(), &|task| {
             for panel in shares[task].clone() {
                 self.multiply_panel(isa, kernel, panel, inputs, outputs);

@@ -12,7 +12,6 @@ use crate::isa::Isa;
 use crate::layout::ALIGNMENT;
 use crate::simd::{Vector, prefetch};
 use crate::tile::Output;
-use std::ops::Range;
 
 /// Rows of a block, at most.
 pub(super) const ROWS: usize = 8;
@@ -91,19 +90,6 @@ pub(super) fn vectors(isa: Isa, rows: usize) -> usize {
     }
 }
 
-/// Panels in the order in which tasks take them: large shares first, since a task's panels follow each
-/// other in memory, and single ones in the end, so that no thread waits long for another.
-pub(super) fn shares(panels: usize, threads: usize) -> Vec<Range<usize>> {
-    let mut shares = Vec::new();
-    let mut first = 0;
-    while first < panels {
-        let count = (panels - first).div_ceil(2 * threads);
-        shares.push(first..first + count);
-        first += count;
-    }
-    shares
-}
-
 /// `$body` with a number from 1 to [`ROWS`] as the constant `$name`.
 macro_rules! by_count {
     ($count:expr, |$name:ident| $body:expr) => {
@@ -120,19 +106,3 @@ macro_rules! by_count {
     };
 }
 pub(super) use by_count;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_all_panels_in_order() {
-        for threads in [1, 2, 3, 64] {
-            for panels in [1, 2, 5, 18, 1536] {
-                let shares = shares(panels, threads);
-                let all: Vec<usize> = shares.into_iter().flatten().collect();
-                assert!(all.into_iter().eq(0..panels));
-            }
-        }
-    }
-}

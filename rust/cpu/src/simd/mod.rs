@@ -231,6 +231,28 @@ pub fn prefetch<T>(from: *const T) {
     let _ = from;
 }
 
+/// Has the cache line at an address fetched as far as the second level.
+#[inline(always)]
+pub fn prefetch_far<T>(from: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every machine of the kind has the instruction, and it faults nowhere.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: likewise.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl2keep, [{from}]",
+            from = in(reg) from,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = from;
+}
+
 #[inline(always)]
 fn fold(lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = lanes;
