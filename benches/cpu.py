@@ -57,14 +57,17 @@ def kernel_figures(threads: int) -> dict[str, Any]:
     bandwidth, peaks = copy_bandwidth(), arithmetic_peaks(threads)
     figures: dict[str, Any] = {"copy_bandwidth_gb_s": bandwidth / 1e9}
     if peaks is not None:
-        figures |= {"float32_peak_gflops": peaks[0] / 1e9, "int8_peak_gops": peaks[1] / 1e9}
+        figures |= {
+            "float32_peak_gflops": peaks.float32 / 1e9,
+            "int8_peak_gops": peaks.int8 / 1e9,
+            "bfloat16_peak_gflops": peaks.bfloat16 / 1e9,
+        }
     table = measure_kernels(bandwidth)
     show("milliseconds for the layers' matrices, by rows", table)
     for kind, cells in table.items():
         if "roofline_ms" not in cells:
             continue
-        quantised = kind.startswith("Q")
-        peak = 0.0 if peaks is None else peaks[1] if quantised and peaks[1] else peaks[0]
+        peak = 0.0 if peaks is None else peaks.of(kind)
         for rows in ROWS:
             compute = 1000 * rows * operations() / peak if peak else 0.0
             figures[f"kernels_ms_{kind}_{rows}"] = cells[str(rows)]

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,24 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / best(lambda: target.copy_(source))
 
 
-def arithmetic_peaks(threads: int) -> tuple[float, float] | None:
-    """Operations a second of float32 and of int8 (0 without VNNI); None without a compiler."""
+class Peaks(NamedTuple):
+    """Operations a second, a multiplication and an addition counted as two."""
+
+    float32: float
+    int8: float
+    """0 without VNNI."""
+    bfloat16: float
+    """0 without AVX512_BF16."""
+
+    def of(self, kind: str) -> float:
+        """What weights of a type are multiplied with at most."""
+        if kind.startswith("Q"):
+            return self.int8 or self.float32
+        return self.bfloat16 or self.float32 if kind == "BF16" else self.float32
+
+
+def arithmetic_peaks(threads: int) -> Peaks | None:
+    """What the machine's cores reach together; None without a compiler."""
     source = Path(__file__).with_name("peaks.rs")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "peaks"
@@ -47,8 +63,7 @@ def arithmetic_peaks(threads: int) -> tuple[float, float] | None:
         except FileNotFoundError:
             return None
         done = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True)
-    float32, int8 = map(float, done.stdout.split())
-    return float32, int8
+    return Peaks(*map(float, done.stdout.split()))
 
 
 def layer_shapes() -> list[tuple[int, int]]:

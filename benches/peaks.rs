@@ -1,5 +1,6 @@
 //! The arithmetic that this machine's cores reach together: `peaks THREADS` prints operations a
-//! second, a multiplication and an addition counted as two, of float32 and of int8 (0 without VNNI).
+//! second, a multiplication and an addition counted as two, of float32, of int8 and of bfloat16 (0
+//! without VNNI or `AVX512_BF16`).
 //!
 //! Compiled alone with `rustc -C opt-level=3 -C target-cpu=native`, as what it is to measure is this
 //! machine's best.
@@ -59,6 +60,33 @@ mod kernels {
     }
 }
 
+#[cfg(all(target_arch = "x86_64", target_feature = "avx512bf16"))]
+fn bfloat16() -> f64 {
+    use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_set1_ps};
+    // SAFETY: this is compiled only for processors that have the instructions.
+    unsafe {
+        let (a, b) = (
+            black_box(_mm512_set1_ps(0.5)),
+            black_box(_mm512_set1_ps(0.25)),
+        );
+        let (a, b) = (_mm512_cvtne2ps_pbh(a, a), _mm512_cvtne2ps_pbh(b, b));
+        let mut sums = [_mm512_set1_ps(0.0); SUMS];
+        for _ in 0..STEPS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, a, b);
+            }
+        }
+        black_box(sums);
+    }
+    // Two products and two sums in each lane.
+    (4 * STEPS * SUMS * LANES) as f64
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_feature = "avx512bf16")))]
+fn bfloat16() -> f64 {
+    0.0
+}
+
 #[cfg(not(all(target_arch = "x86_64", target_feature = "avx512vnni")))]
 mod kernels {
     use super::{black_box, LANES, STEPS, SUMS};
@@ -106,9 +134,7 @@ fn main() {
         eprintln!("usage: peaks THREADS");
         std::process::exit(2);
     };
-    let (float32, int8) = (
-        peak(threads, kernels::float32),
-        peak(threads, kernels::int8),
-    );
-    println!("{float32} {int8}");
+    let peaks =
+        [kernels::float32, kernels::int8, bfloat16].map(|work| peak(threads, work).to_string());
+    println!("{}", peaks.join(" "));
 }

@@ -2,9 +2,7 @@
 
 use crate::activations::RowSource;
 use crate::isa::Isa;
-use crate::pool::Pool;
 use crate::rows;
-use crate::shared::SharedMut;
 
 /// What is done to a row before it is multiplied.
 #[derive(Clone, Copy)]
@@ -54,23 +52,5 @@ impl Before<'_> {
             Self::RmsNorm { weight, epsilon } => rows::rms_norm(isa, row, weight, epsilon, out),
             Self::SiluMul => rows::silu_mul(isa, row, out),
         }
-    }
-
-    /// Prepares all rows of `input` into `out`, `columns` to a row.
-    pub(crate) fn apply_all(
-        self,
-        isa: Isa,
-        pool: &Pool,
-        input: &[f32],
-        columns: usize,
-        out: &mut [f32],
-    ) {
-        let (count, width) = (out.len() / columns, self.input_columns(columns));
-        let target = SharedMut::new(out);
-        let prepare = |row: usize| {
-            let source = &input[row * width..][..width];
-            self.write(isa, source, target.part(row * columns, columns));
-        };
-        rows::share(pool, count, columns, &prepare);
     }
 }

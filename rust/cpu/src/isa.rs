@@ -36,6 +36,15 @@ impl Isa {
         all.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
+    /// Whether it comes with products of pairs of bfloat16 (`AVX512_BF16`) on this machine.
+    pub fn multiplies_bf16(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let is_there = self == Self::Avx512 && is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        let is_there = false;
+        is_there
+    }
+
     /// Its name, as `kernel_isa` of the Python package gives it.
     pub fn name(self) -> &'static str {
         match self {

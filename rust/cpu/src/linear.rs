@@ -3,6 +3,7 @@
 use crate::activations::Activations;
 pub use crate::before::Before;
 use crate::dense::DenseMatrix;
+use crate::dense::inputs::Inputs;
 use crate::isa::Isa;
 use crate::layout::PANEL;
 use crate::outputs::Outputs;
@@ -74,7 +75,7 @@ pub enum LinearError {
 #[derive(Default)]
 struct Scratch {
     activations: Activations,
-    dense: Vec<f32>,
+    dense: Inputs,
 }
 
 thread_local! {
@@ -204,7 +205,8 @@ impl Linear {
         call: &mut Call<'_>,
         rows: usize,
     ) {
-        let mut prepared = None;
+        let width = call.before.input_columns(self.columns);
+        let (mut prepared, mut spread) = (None, None);
         let mut start = 0;
         for (index, part) in self.parts.iter().enumerate() {
             let outputs = Outputs {
@@ -224,13 +226,16 @@ impl Linear {
                     multiply(isa, pool, &scratch.activations, matrix, &outputs);
                 }
                 Part::Dense(matrix) => {
-                    self.prepare_dense(isa, pool, scratch, call, rows);
-                    let input = if matches!(call.before, Before::Nothing) {
-                        call.input
-                    } else {
-                        &scratch.dense
-                    };
-                    matrix.multiply(isa, pool, input, rows, &outputs);
+                    let form = matrix.form(isa);
+                    if spread != Some(form) {
+                        let shape = (form, rows, self.columns);
+                        scratch.dense.fill(isa, pool, shape, &|row, buffer| {
+                            let row = &call.input[row * width..][..width];
+                            call.before.apply(isa, row, buffer)
+                        });
+                        spread = Some(form);
+                    }
+                    matrix.multiply(isa, pool, &scratch.dense, &outputs);
                 }
             }
             start += part.rows();
@@ -254,21 +259,5 @@ impl Linear {
             let row = &call.input[row * width..][..width];
             call.before.apply(isa, row, buffer)
         });
-    }
-
-    fn prepare_dense(
-        &self,
-        isa: Isa,
-        pool: &Pool,
-        scratch: &mut Scratch,
-        call: &Call<'_>,
-        rows: usize,
-    ) {
-        if matches!(call.before, Before::Nothing) {
-            return;
-        }
-        scratch.dense.resize(rows * self.columns, 0.0);
-        let (before, input) = (call.before, call.input);
-        before.apply_all(isa, pool, input, self.columns, &mut scratch.dense);
     }
 }

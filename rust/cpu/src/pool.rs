@@ -9,10 +9,24 @@
 )]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Items in the shares that tasks take, for items that follow each other in memory: large shares first,
+/// and single items in the end, so that no thread waits long for another.
+pub(crate) fn shares(items: usize, threads: usize) -> Vec<Range<usize>> {
+    let mut shares = Vec::new();
+    let mut first = 0;
+    while first < items {
+        let count = (items - first).div_ceil(2 * threads);
+        shares.push(first..first + count);
+        first += count;
+    }
+    shares
+}
 
 /// How long a thread looks for the next job before it sleeps. The calls of one forward pass follow
 /// each other within 20 µs; waking a thread costs 50.
@@ -277,6 +291,16 @@ mod tests {
                 if round % 100 == 0 {
                     std::thread::sleep(2 * SPIN);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_are_all_items_in_order() {
+        for threads in [1, 2, 3, 64] {
+            for items in [0, 1, 2, 5, 18, 1536] {
+                let shares = shares(items, threads);
+                assert!(shares.into_iter().flatten().eq(0..items));
             }
         }
     }

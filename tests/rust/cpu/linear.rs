@@ -7,7 +7,7 @@ use common::{Random, formats, ggml_rows};
 use miniinfer_cpu::dense::{DenseMatrix, DenseType};
 use miniinfer_cpu::error::PackError;
 use miniinfer_cpu::format::Format;
-use miniinfer_cpu::half::f32_to_bf16;
+use miniinfer_cpu::half::{bf16_to_f32, f32_to_bf16};
 use miniinfer_cpu::isa::Isa;
 use miniinfer_cpu::linear::{Before, Call, Linear, LinearError, Part};
 use miniinfer_cpu::packed::PackedMatrix;
@@ -63,17 +63,38 @@ fn run(linear: &Linear, isa: Isa, pool: &Pool, input: &[f32], rows: usize) -> Ve
     output
 }
 
+/// What kernels do to inputs before they multiply them.
+#[derive(Clone, Copy)]
+enum Rounding {
+    /// To 8 bits, in groups of so many.
+    Groups(usize),
+    /// Nothing: products are float32.
+    Exact,
+    /// To bfloat16 where the instructions multiply it.
+    Bf16,
+}
+
+impl Rounding {
+    fn apply(self, isa: Isa, row: &[f32]) -> Vec<f64> {
+        match self {
+            Self::Groups(group) => rounded(row, group),
+            Self::Bf16 if isa.multiplies_bf16() => row
+                .iter()
+                .map(|x| f64::from(bf16_to_f32(f32_to_bf16(*x))))
+                .collect(),
+            Self::Exact | Self::Bf16 => row.iter().map(|x| f64::from(*x)).collect(),
+        }
+    }
+}
+
 /// Compares with sums in float64 of the very codes: what remains is float32's rounding.
-fn check(linear: &Linear, group: Option<usize>, pool: &Pool, input: &[f32], rows: usize) {
+fn check(linear: &Linear, rounding: Rounding, pool: &Pool, input: &[f32], rows: usize) {
     let weights = weights(linear);
     for isa in Isa::available() {
         let output = run(linear, isa, pool, input, rows);
         for (row, output) in output.chunks(linear.rows()).enumerate() {
             let row = &input[row * linear.columns()..][..linear.columns()];
-            let row = match group {
-                Some(group) => rounded(row, group),
-                None => row.iter().map(|x| f64::from(*x)).collect(),
-            };
+            let row = rounding.apply(isa, row);
             for (got, (sum, size)) in output.iter().zip(product(&weights, &row, linear.rows())) {
                 // Sums pass through large terms of minima that cancel: hence not epsilon alone.
                 let error = (f64::from(*got) - sum).abs();
@@ -102,7 +123,13 @@ fn every_format_and_number_of_rows() {
             let linear = quantized(format, &data, outputs, columns, &pool);
             for rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 31, 33] {
                 let input: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
-                check(&linear, Some(format.layout().group()), &pool, &input, rows);
+                check(
+                    &linear,
+                    Rounding::Groups(format.layout().group()),
+                    &pool,
+                    &input,
+                    rows,
+                );
             }
         }
     }
@@ -118,11 +145,23 @@ fn extreme_inputs() {
         let linear = quantized(format, &data, 19, columns, &pool);
         for size in [0.0, f32::from_bits(1), 1e-37, 1e-20, 1e30] {
             let mut input: Vec<f32> = (0..2 * columns).map(|_| random.normal() * size).collect();
-            check(&linear, Some(format.layout().group()), &pool, &input, 2);
+            check(
+                &linear,
+                Rounding::Groups(format.layout().group()),
+                &pool,
+                &input,
+                2,
+            );
             // One outlier among nothing.
             input.fill(0.0);
             input[columns / 2] = -size;
-            check(&linear, Some(format.layout().group()), &pool, &input, 2);
+            check(
+                &linear,
+                Rounding::Groups(format.layout().group()),
+                &pool,
+                &input,
+                2,
+            );
         }
     }
 }
@@ -276,9 +315,9 @@ fn plain_weights_and_parts_of_several_kinds() {
     let bf16_part = || DenseMatrix::new(DenseType::Bf16, &bf16_bytes, 21, columns, &pool).unwrap();
     for rows in [1, 2, 3, 5, 8, 11, 33] {
         let input: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
-        for part in [f32_part(), bf16_part()] {
+        for (part, rounding) in [(f32_part(), Rounding::Exact), (bf16_part(), Rounding::Bf16)] {
             let linear = Linear::new(vec![Part::Dense(part)], None).unwrap();
-            check(&linear, None, &pool, &input, rows);
+            check(&linear, rounding, &pool, &input, rows);
         }
         let data = ggml_rows(Format::Q4_0, 9, columns, &mut random);
         let packed = || PackedMatrix::from_ggml(Format::Q4_0, &data, 9, columns, &pool).unwrap();
@@ -292,6 +331,88 @@ fn plain_weights_and_parts_of_several_kinds() {
                 assert_eq!(output[row * 30..][..9], expected[row * 9..][..9]);
             }
             assert!(output.iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+/// A layer of random weights as float32 or bfloat16, and how its kernels round inputs.
+fn plain(
+    kind: DenseType,
+    outputs: usize,
+    columns: usize,
+    random: &mut Random,
+) -> (Linear, Rounding) {
+    let floats = (0..outputs * columns).map(|_| random.normal());
+    let (bytes, rounding): (Vec<u8>, _) = match kind {
+        DenseType::F32 => (floats.flat_map(f32::to_ne_bytes).collect(), Rounding::Exact),
+        DenseType::Bf16 => {
+            let halves = floats.map(f32_to_bf16);
+            (halves.flat_map(u16::to_ne_bytes).collect(), Rounding::Bf16)
+        }
+    };
+    let matrix = DenseMatrix::new(kind, &bytes, outputs, columns, &Pool::new(1)).unwrap();
+    let linear = Linear::new(vec![Part::Dense(matrix)], None).unwrap();
+    (linear, rounding)
+}
+
+#[test]
+fn plain_weights_of_every_odd_shape() {
+    let pool = Pool::new(3);
+    let mut random = Random::new(8);
+    for kind in [DenseType::F32, DenseType::Bf16] {
+        for columns in [1, 2, 3, 16, 65, 97] {
+            for outputs in [1, 15, 16, 17, 32, 33, 50, 97] {
+                let (linear, rounding) = plain(kind, outputs, columns, &mut random);
+                for rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31] {
+                    let input: Vec<f32> = (0..rows * columns).map(|_| random.normal()).collect();
+                    check(&linear, rounding, &pool, &input, rows);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_plain_weights_alone_and_in_a_batch_gives_the_same_bits() {
+    let pools = [Pool::new(1), Pool::new(3)];
+    let mut random = Random::new(9);
+    let (outputs, columns) = (81, 515);
+    for kind in [DenseType::F32, DenseType::Bf16] {
+        let (linear, _) = plain(kind, outputs, columns, &mut random);
+        let input: Vec<f32> = (0..37 * columns).map(|_| random.normal()).collect();
+        for isa in Isa::available() {
+            let rows = |first: usize, count: usize| {
+                let input = &input[first * columns..][..count * columns];
+                run(&linear, isa, &pools[count % 2], input, count)
+            };
+            let batch = rows(0, 37);
+            for count in [1, 2, 7, 8, 9, 12, 20] {
+                for first in (0..=37 - count).step_by(count) {
+                    let part = rows(first, count);
+                    assert_eq!(part, batch[first * outputs..][..count * outputs]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_spoils_its_own_row_of_a_plain_product_alone() {
+    let pool = Pool::new(2);
+    let mut random = Random::new(10);
+    for kind in [DenseType::F32, DenseType::Bf16] {
+        let (linear, _) = plain(kind, 35, 33, &mut random);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [33, 48, 65] {
+                let mut input = vec![1.0; 3 * 33];
+                input[place] = bad;
+                for isa in Isa::available() {
+                    let output = run(&linear, isa, &pool, &input, 3);
+                    for (row, results) in output.chunks(35).enumerate() {
+                        assert!(results.iter().all(|x| x.is_finite() == (row != 1)));
+                    }
+                }
+            }
         }
     }
 }

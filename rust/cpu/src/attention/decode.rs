@@ -15,14 +15,15 @@
 use super::cache::LayerCache;
 use super::context::{RUN, Slots};
 use super::element::{Element, by_element};
-use super::pieces::{cut, finish, merge};
+use super::pieces::{Piece, cut, finish, merge};
 use super::softmax::softmax;
 use super::{Queries, Request};
 use crate::isa::Isa;
 use crate::layout::ALIGNMENT;
-use crate::pool::Pool;
+use crate::pool::{Pool, shares};
 use crate::shared::SharedMut;
-use crate::simd::{LANES, Vector, dispatch, prefetch};
+use crate::simd::{LANES, Vector, dispatch, prefetch, prefetch_far};
+use std::ops::Range;
 
 /// Query heads that are attended at a time.
 const ROWS: usize = 4;
@@ -48,51 +49,102 @@ pub(crate) fn attend(
 ) {
     let kernel = by_element!(cache.element(), |E| dispatch_piece::<E>(isa));
     let (heads, size) = (queries.heads, cache.head_dim());
-    let group = heads / cache.heads();
     let pieces = cut(queries, requests);
     // For each piece and head: the largest score, the sum, and the weighted values.
     let entry = size + 2;
     partials.resize(pieces.len() * heads * entry, 0.0);
-    let shared = SharedMut::new(partials);
-    let results = SharedMut::new(&mut *out);
     // A piece's heads lie side by side in memory, and are shared out only if there are few pieces.
     let together = if pieces.len() >= 4 * pool.threads() {
         cache.heads()
     } else {
         1
     };
-    let per_piece = cache.heads() / together;
-    pool.run(pieces.len() * per_piece, &|task| {
-        let index = task / per_piece;
-        let piece = &pieces[index];
-        let slots = Slots::new(cache, &piece.request, piece.first, piece.end);
-        for head in (task % per_piece * together..).take(together) {
-            let start = piece.token * queries.stride + head * group * size;
-            let place = (index * heads + head * group) * entry;
-            let job = PieceJob {
-                cache,
-                slots: slots.get(),
-                head,
-                query: &queries.query[start..][..group * size],
-            };
-            let partial = shared.part(place, group * entry);
-            // SAFETY: the instructions of `isa` are there; slots are in the cache.
-            unsafe { kernel(&job, partial) };
-            if piece.is_whole {
-                let place = (piece.token * heads + head * group) * size;
-                for (row, from) in partial.chunks_exact(entry).enumerate() {
-                    finish(from, results.part(place + row * size, size));
-                }
-            }
-        }
+    let step = Step {
+        cache,
+        queries,
+        pieces: &pieces,
+        together,
+        partials: SharedMut::new(partials),
+        results: SharedMut::new(&mut *out),
+    };
+    let shares = shares(pieces.len(), pool.threads());
+    let per_share = cache.heads() / together;
+    pool.run(shares.len() * per_share, &|task| {
+        let first_head = task % per_share * together;
+        // SAFETY: the instructions of `isa` are there.
+        unsafe { step.attend(kernel, shares[task / per_share].clone(), first_head) };
     });
     merge(&pieces, partials, heads, size, out);
+}
+
+/// What all tasks of a call share.
+struct Step<'a> {
+    cache: &'a LayerCache,
+    queries: &'a Queries<'a>,
+    pieces: &'a [Piece<'a>],
+    /// Key-value heads of a task.
+    together: usize,
+    /// For each piece and head: the largest score, the sum, and the weighted values.
+    partials: SharedMut<'a, f32>,
+    results: SharedMut<'a, f32>,
+}
+
+impl Step<'_> {
+    /// Attends a share of the pieces, one after the other, for the heads of a task.
+    ///
+    /// # Safety
+    ///
+    /// The kernel's instructions must be there.
+    unsafe fn attend(&self, kernel: PieceKernel, share: Range<usize>, first_head: usize) {
+        let (heads, size) = (self.queries.heads, self.cache.head_dim());
+        let (group, entry) = (heads / self.cache.heads(), size + 2);
+        let slots_of = |index: usize| {
+            let piece = &self.pieces[index];
+            Slots::new(self.cache, &piece.request, piece.first, piece.end)
+        };
+        let mut slots = slots_of(share.start);
+        for index in share.clone() {
+            let piece = &self.pieces[index];
+            let next = (index + 1 < share.end).then(|| slots_of(index + 1));
+            for turn in 0..self.together {
+                let head = first_head + turn;
+                let start = piece.token * self.queries.stride + head * group * size;
+                let job = PieceJob {
+                    cache: self.cache,
+                    slots: slots.get(),
+                    next: next.as_ref().map_or(&[], Slots::get),
+                    head,
+                    turn,
+                    turns: self.together,
+                    query: &self.queries.query[start..][..group * size],
+                };
+                let place = (index * heads + head * group) * entry;
+                let partial = self.partials.part(place, group * entry);
+                // SAFETY: the caller's promise; slots are in the cache.
+                unsafe { kernel(&job, partial) };
+                if piece.is_whole {
+                    let place = (piece.token * heads + head * group) * size;
+                    for (row, from) in partial.chunks_exact(entry).enumerate() {
+                        finish(from, self.results.part(place + row * size, size));
+                    }
+                }
+            }
+            if let Some(next) = next {
+                slots = next;
+            }
+        }
+    }
 }
 
 struct PieceJob<'a> {
     cache: &'a LayerCache,
     slots: &'a [usize],
+    /// Those of the piece that comes next, to be fetched meanwhile.
+    next: &'a [usize],
     head: usize,
+    /// Which of the task's heads it is, and how many there are.
+    turn: usize,
+    turns: usize,
     /// The queries of this head's group.
     query: &'a [f32],
 }
@@ -235,25 +287,33 @@ unsafe fn score<V: Vector, E: Element, const COUNT: usize, const MANY: usize>(
 #[inline(always)]
 fn fetch_ahead<E: Element>(job: &PieceJob<'_>, first: usize, count: usize) {
     let (cache, slots) = (job.cache, job.slots);
-    let lines = (cache.head_dim() * size_of::<E>()).div_ceil(ALIGNMENT);
+    let bytes = cache.head_dim() * size_of::<E>();
     for index in first..first + count {
-        let key = cache.place(slots[(index + AHEAD).min(slots.len() - 1)], job.head);
-        let value = cache.place(slots[index], job.head);
-        for line in 0..lines {
-            prefetch(
-                cache
-                    .keys
-                    .cast::<E>()
-                    .wrapping_add(key)
-                    .wrapping_byte_add(line * ALIGNMENT),
-            );
-            prefetch(
-                cache
-                    .values
-                    .cast::<E>()
-                    .wrapping_add(value)
-                    .wrapping_byte_add(line * ALIGNMENT),
-            );
+        let ahead = slots[(index + AHEAD).min(slots.len() - 1)];
+        let key = cache.place(ahead, job.head) * size_of::<E>();
+        let value = cache.place(slots[index], job.head) * size_of::<E>();
+        for line in (0..bytes).step_by(ALIGNMENT) {
+            prefetch(cache.keys.wrapping_add(key + line));
+            prefetch(cache.values.wrapping_add(value + line));
+        }
+        fetch_next::<E>(job, job.turn * slots.len() + index);
+    }
+}
+
+/// Has a part of the next piece fetched: of a slot all heads of the task at once, since memory is fastest
+/// in the order of its addresses, and all slots over the turns of the heads. `place` counts the keys that
+/// the task has scored of this piece.
+#[inline(always)]
+fn fetch_next<E: Element>(job: &PieceJob<'_>, place: usize) {
+    if place.is_multiple_of(job.turns)
+        && let Some(slot) = job.next.get(place / job.turns)
+    {
+        let cache = job.cache;
+        let start = cache.place(*slot, job.head - job.turn) * size_of::<E>();
+        let bytes = job.turns * cache.head_dim() * size_of::<E>();
+        for line in (start..start + bytes).step_by(ALIGNMENT) {
+            prefetch_far(cache.keys.wrapping_add(line));
+            prefetch_far(cache.values.wrapping_add(line));
         }
     }
 }

@@ -11,6 +11,8 @@ pub mod decode;
 pub mod element;
 mod pieces;
 pub mod prefill;
+#[cfg(target_arch = "x86_64")]
+mod prefill_bf16;
 mod softmax;
 pub mod write;
 

@@ -15,7 +15,7 @@
 
 use super::cache::LayerCache;
 use super::context::Slots;
-use super::element::{Element, by_element};
+use super::element::{Element, ElementType, by_element};
 use super::{Queries, Request, first_key};
 use crate::isa::Isa;
 use crate::pool::Pool;
@@ -27,39 +27,42 @@ use std::cell::RefCell;
 const TOKENS: usize = 32;
 
 /// Positions of a tile of the context.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 
 /// Vectors of a tile.
-const VECTORS: usize = TILE / LANES;
+pub(super) const VECTORS: usize = TILE / LANES;
 
 /// Rows (a token's query heads are rows) at a time: with 4 vectors each they fill half of AVX-512's
 /// registers.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 
-struct Task<'a> {
-    request: Request<'a>,
+pub(super) struct Task<'a> {
+    pub request: Request<'a>,
     /// Its tokens, counted within the request.
     first: usize,
     tokens: usize,
-    head: usize,
+    pub head: usize,
 }
 
 /// Memory of one task; heads are padded to whole vectors.
 #[derive(Default)]
-struct Scratch {
+pub(super) struct Scratch {
     /// [rows, padded]: queries.
-    queries: Vec<f32>,
+    pub queries: Vec<f32>,
     /// [padded, TILE]: keys, transposed.
     keys: Vec<f32>,
     /// [TILE, padded]
     values: Vec<f32>,
     /// [rows, TILE]: scores, then weights.
-    weights: Vec<f32>,
+    pub weights: Vec<f32>,
     /// [rows, padded]
-    sums: Vec<f32>,
+    pub sums: Vec<f32>,
     /// [rows]: the largest score so far, and the sum of the weights.
     largest: Vec<f32>,
     totals: Vec<f32>,
+    /// What the kernel for pairs of bfloat16 has in place of queries, keys and values.
+    #[cfg(target_arch = "x86_64")]
+    pub pairs: super::prefill_bf16::Pairs,
 }
 
 thread_local! {
@@ -75,7 +78,7 @@ pub(crate) fn attend(
     requests: &[Request<'_>],
     out: &mut [f32],
 ) {
-    let kernel = by_element!(cache.element(), |E| dispatch_task::<E>(isa));
+    let kernel = kernel(isa, cache.element());
     let tasks = cut(cache, requests);
     let (heads, size) = (queries.heads, cache.head_dim());
     let group = heads / cache.heads();
@@ -127,27 +130,37 @@ fn cut<'a>(cache: &LayerCache, requests: &[Request<'a>]) -> Vec<Task<'a>> {
     tasks
 }
 
-struct TaskJob<'a> {
-    cache: &'a LayerCache,
-    queries: &'a Queries<'a>,
-    task: &'a Task<'a>,
+pub(super) struct TaskJob<'a> {
+    pub cache: &'a LayerCache,
+    pub queries: &'a Queries<'a>,
+    pub task: &'a Task<'a>,
     group: usize,
-    padded: usize,
+    /// Elements of a head, padded to whole vectors.
+    pub padded: usize,
 }
 
 impl TaskJob<'_> {
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.task.tokens * self.group
     }
 
     /// The position of a row's token.
-    fn position(&self, row: usize) -> usize {
+    pub fn position(&self, row: usize) -> usize {
         let request = &self.task.request;
         request.length - request.tokens + self.task.first + row / self.group
     }
 }
 
 type TaskKernel = unsafe fn(&TaskJob<'_>, &mut Scratch);
+
+/// The kernel for a cache of a type. There is one for pairs of bfloat16 where the instructions are.
+fn kernel(isa: Isa, element: ElementType) -> TaskKernel {
+    #[cfg(target_arch = "x86_64")]
+    if element == ElementType::Bf16 && isa.multiplies_bf16() {
+        return super::prefill_bf16::attend_task;
+    }
+    by_element!(element, |E| dispatch_task::<E>(isa))
+}
 
 fn dispatch_task<E: Element>(isa: Isa) -> TaskKernel {
     dispatch!(isa, attend_task<E>(job: &TaskJob<'_>, scratch: &mut Scratch))
@@ -179,7 +192,7 @@ unsafe fn attend_task<V: Vector, E: Element>(job: &TaskJob<'_>, scratch: &mut Sc
 }
 
 /// Queries, scaled, in rows; nothing attended yet.
-fn start(job: &TaskJob<'_>, scratch: &mut Scratch) {
+pub(super) fn start(job: &TaskJob<'_>, scratch: &mut Scratch) {
     let (rows, padded, size) = (job.rows(), job.padded, job.cache.head_dim());
     let factor = 1.0 / (size as f32).sqrt();
     for (buffer, length) in [
@@ -304,7 +317,7 @@ unsafe fn score_rows<V: Vector, const COUNT: usize>(
 
 /// A row's scores to weights; what its earlier sums must be multiplied by.
 #[inline(always)]
-unsafe fn weigh<V: Vector>(
+pub(super) unsafe fn weigh<V: Vector>(
     job: &TaskJob<'_>,
     scratch: &mut Scratch,
     row: usize,

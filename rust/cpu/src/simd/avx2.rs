@@ -87,6 +87,25 @@ unsafe impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+        unsafe {
+            let first = _mm256_loadu_si256(from.cast());
+            let last = _mm256_loadu_si256(from.add(16).cast());
+            let mask = _mm256_set1_epi32(!0xffff);
+            (
+                Self(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(first)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(last)),
+                ),
+                Self(
+                    _mm256_castsi256_ps(_mm256_and_si256(first, mask)),
+                    _mm256_castsi256_ps(_mm256_and_si256(last, mask)),
+                ),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
         unsafe {
             let first = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));

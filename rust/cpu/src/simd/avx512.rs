@@ -67,6 +67,32 @@ unsafe impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+        unsafe {
+            let pairs = _mm512_loadu_si512(from.cast());
+            let high = _mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff));
+            (
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))),
+                Self(_mm512_castsi512_ps(high)),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16) {
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, half));
+            let unknown = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let quiet = _mm512_or_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(0x40));
+            let result = _mm512_mask_mov_epi32(rounded, unknown, quiet);
+            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(result));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
         unsafe {
             let wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()));
@@ -179,6 +205,12 @@ unsafe impl Vector for Avx512 {
 }
 
 impl Avx512 {
+    /// What a register holds.
+    #[inline(always)]
+    pub(crate) fn from_register(register: __m512) -> Self {
+        Self(register)
+    }
+
     /// 16 integers as floats.
     ///
     /// # Safety

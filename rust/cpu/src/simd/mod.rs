@@ -51,6 +51,8 @@ pub unsafe trait Vector: Copy {
     unsafe fn load_f16(from: *const u16) -> Self;
     /// From bfloat16.
     unsafe fn load_bf16(from: *const u16) -> Self;
+    /// From 16 pairs of bfloat16: the first of each, and the second.
+    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self);
     /// From bytes with a sign.
     unsafe fn load_i8(from: *const i8) -> Self;
     /// The sums.
@@ -221,6 +223,28 @@ pub fn prefetch<T>(from: *const T) {
     unsafe {
         std::arch::asm!(
             "prfm pldl1keep, [{from}]",
+            from = in(reg) from,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = from;
+}
+
+/// Has the cache line at an address fetched as far as the second level.
+#[inline(always)]
+pub fn prefetch_far<T>(from: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every machine of the kind has the instruction, and it faults nowhere.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: likewise.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl2keep, [{from}]",
             from = in(reg) from,
             options(readonly, nostack, preserves_flags),
         );

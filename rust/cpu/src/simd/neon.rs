@@ -113,6 +113,22 @@ unsafe impl Vector for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+        unsafe {
+            let pairs = registers!(|I| vreinterpretq_u32_u16(vld1q_u16(from.add(8 * I))));
+            let mask = vdupq_n_u32(!0xffff);
+            (
+                Self(registers!(|I| vreinterpretq_f32_u32(vshlq_n_u32::<16>(
+                    pairs[I]
+                )))),
+                Self(registers!(|I| vreinterpretq_f32_u32(vandq_u32(
+                    pairs[I], mask
+                )))),
+            )
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
         unsafe {
             let bytes = vld1q_s8(from);

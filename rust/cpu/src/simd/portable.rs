@@ -47,6 +47,13 @@ unsafe impl Vector for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(from: *const u16) -> (Self, Self) {
+        let pairs = unsafe { from.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        let part = |place: usize| Self(pairs.map(|pair| bf16_to_f32(pair[place])));
+        (part(0), part(1))
+    }
+
+    #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
         Self(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }

@@ -161,28 +161,36 @@ fn operations_are_those_of_plain_code() {
 }
 
 #[inline(always)]
-unsafe fn from_bits<V: Vector>(bits: &[u16; LANES], out: &mut [[f32; LANES]; 2]) {
+unsafe fn from_bits<V: Vector>(bits: &[u16; 2 * LANES], out: &mut [[f32; LANES]; 4]) {
     // SAFETY: the caller enabled the instructions.
     unsafe {
         out[0] = V::load_f16(bits.as_ptr()).to_array();
         out[1] = V::load_bf16(bits.as_ptr()).to_array();
+        let pairs = V::load_bf16_pairs(bits.as_ptr());
+        out[2] = pairs.0.to_array();
+        out[3] = pairs.1.to_array();
     }
 }
 
 #[test]
 fn every_number_of_16_bits_is_read_alike() {
     for isa in Isa::available() {
-        let run = dispatch!(isa, from_bits(bits: &[u16; LANES], out: &mut [[f32; LANES]; 2]));
-        for first in (0..=u16::MAX).step_by(LANES) {
+        let run = dispatch!(
+            isa,
+            from_bits(bits: &[u16; 2 * LANES], out: &mut [[f32; LANES]; 4])
+        );
+        for first in (0..=u16::MAX).step_by(2 * LANES) {
             let bits = std::array::from_fn(|lane| first + lane as u16);
-            let mut results = [[[0.0; LANES]; 2]; 2];
+            let mut results = [[[0.0; LANES]; 4]; 2];
             // SAFETY: the instructions of `isa` are there, and plain code needs none.
             unsafe {
                 run(&bits, &mut results[0]);
                 from_bits::<Portable>(&bits, &mut results[1]);
             }
-            compare(isa, "load_f16", &results[0][0], &results[1][0]);
-            compare(isa, "load_bf16", &results[0][1], &results[1][1]);
+            let names = ["load_f16", "load_bf16", "first of pairs", "second of pairs"];
+            for (index, what) in names.into_iter().enumerate() {
+                compare(isa, what, &results[0][index], &results[1][index]);
+            }
         }
     }
 }
