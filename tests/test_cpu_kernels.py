@@ -6,7 +6,12 @@ import torch
 
 from miniinfer.attention import TorchAttention
 from miniinfer.cpu.attention import CpuAttention
-from miniinfer.cpu.linear import QuantLinear, kernel_isa, set_kernel_threads
+from miniinfer.cpu.linear import (
+    QuantLinear,
+    kernel_isa,
+    profile_kernels,
+    set_kernel_threads,
+)
 from miniinfer.gguf_file import GGMLType
 from miniinfer.model import ForwardBatch, KVCache
 from miniinfer.model.dequantize import dequantize
@@ -113,6 +118,18 @@ class TestRefusals:
         with pytest.raises(ValueError, match="threads must be from 1 to 1024, got 0"):
             set_kernel_threads(0)
         assert kernel_isa() in ("avx512", "avx2", "neon_dotprod", "neon", "portable")
+
+    def test_profile(self) -> None:
+        linear = QuantLinear(
+            [(GGMLType.F32, 8, np.ones(64 * 64, np.float32).view(np.uint8), 64, 64)]
+        )
+        profile_kernels(True)
+        linear.forward(torch.ones(300, 64), torch.empty(300, 64))
+        spent = profile_kernels(False)
+        assert set(spent) == {"inputs", "products", "heads", "attention"}
+        assert spent["inputs"] > 0 and spent["products"] > 0
+        linear.forward(torch.ones(300, 64), torch.empty(300, 64))
+        assert profile_kernels(False) == spent
 
 
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 8, 6, 2, 48
