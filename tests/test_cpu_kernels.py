@@ -127,7 +127,7 @@ class TestRefusals:
         linear.forward(torch.ones(300, 64), torch.empty(300, 64))
         spent = profile_kernels(False)
         assert set(spent) == {"inputs", "products", "heads", "attention"}
-        assert spent["inputs"] > 0 and spent["products"] > 0
+        assert min(spent["inputs"], spent["products"]) > 0
         linear.forward(torch.ones(300, 64), torch.empty(300, 64))
         assert profile_kernels(False) == spent
 
