@@ -336,9 +336,9 @@ def kernel_isa() -> str: ...
 def profile_kernels(on: bool) -> dict[str, float]:
     """Turn the clock of the kernels on, at zero, or off; it is the process's.
 
-    Returns the seconds that each part of the forward passes took while it was on last: `inputs` (what
-    comes before a product: norm, activation, rounding), `products` with weights, `heads` (their norms,
-    rotary embedding, new keys and values) and `attention`.
+    Returns the seconds that each part of the forward passes took while it was on last: `inputs`
+    (what comes before a product: norm, activation, rounding), `products` with weights, `heads`
+    (their norms, rotary embedding, new keys and values) and `attention`.
     """
 
 def rms_norm(x: int, weight: int, epsilon: float, out: int, count: int, columns: int) -> None: ...
