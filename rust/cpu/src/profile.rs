@@ -39,9 +39,9 @@ static SPENT: [AtomicU64; Part::ALL.len()] = [const { AtomicU64::new(0) }; Part:
 /// Turns the clock on, at zero, or off.
 pub fn set(on: bool) {
     if on {
-        SPENT
-            .iter()
-            .for_each(|spent| spent.store(0, Ordering::Relaxed));
+        for spent in &SPENT {
+            spent.store(0, Ordering::Relaxed);
+        }
     }
     IS_ON.store(on, Ordering::Relaxed);
 }
