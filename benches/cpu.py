@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benches import report
 from benches.cpu_engine import (
-    measure_overhead,
     measure_phases,
     measure_prefix_caching,
+    measure_profile,
     measure_requests,
     measure_start,
 )
@@ -83,15 +83,14 @@ def operations() -> int:
 def engine_figures(threads: int | None) -> dict[str, Any]:
     with LLM(num_kv_blocks=2048, threads=threads) as llm:
         rates, phases = measure_requests(llm), measure_phases(llm)
-        overhead = measure_overhead(llm)
+        profile = measure_profile(llm)
     show("tokens a second, without a server", rates | phases)
     figures = {f"offline_tok_s_{name.split()[0]}": rate for name, rate in rates.items()}
     figures |= {
         "prefill_tok_s": phases["prefill 512"],
         "decode_tok_s": phases["decode one stream"],
-        "overhead_share_32": overhead,
     }
-    return figures | measure_prefix_caching(threads)
+    return figures | profile | measure_prefix_caching(threads)
 
 
 def perplexity_figures(tokens: int) -> dict[str, Any]:

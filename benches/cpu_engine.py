@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 from benches.peers import servers
 
 from miniinfer import LLM, SamplingParams
+from miniinfer.cpu.linear import profile_kernels
 
 
 def random_prompts(source: random.Random, count: int, tokens: int) -> list[Any]:
@@ -58,17 +60,29 @@ def measure_phases(llm: LLM) -> dict[str, float]:
     return {"prefill 512": 512 / prefill, "decode one stream": 64 / (whole - prefill)}
 
 
-def measure_overhead(llm: LLM, batch: int = 32) -> float:
-    """The share of a batch's time that is not the model: scheduling, sampling, text, Python."""
+def measure_profile(llm: LLM, batch: int = 32) -> dict[str, float]:
+    """Where the time of a batch's decoding goes, as shares of it; the quickest of three runs.
+
+    `step_products`, `step_attention`, `step_inputs` and `step_heads` as in `profile_kernels`,
+    `step_model` what else the forward pass and the head take, `step_rest` what is not the model:
+    scheduling, sampling, text, Python. `overhead_share_32` is all but products and attention.
+    """
     prompts = random_prompts(random.Random(2), batch, 16)
-    shares = []
+    quickest, shares = math.inf, {}
     for _ in range(3):
+        profile_kernels(True)
         with model_clock(llm) as spent:
             start = time.perf_counter()
             llm.generate(prompts, greedy(64))
             elapsed = time.perf_counter() - start
-        shares.append(1 - spent[0] / elapsed)
-    return min(shares)
+        parts = profile_kernels(False)
+        if elapsed < quickest:
+            quickest = elapsed
+            shares = {f"step_{name}": seconds / elapsed for name, seconds in parts.items()}
+            shares["step_model"] = (spent[0] - sum(parts.values())) / elapsed
+            shares["step_rest"] = 1 - spent[0] / elapsed
+    overhead = 1 - shares["step_products"] - shares["step_attention"]
+    return shares | {"overhead_share_32": overhead}
 
 
 @contextlib.contextmanager

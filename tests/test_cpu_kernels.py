@@ -1,12 +1,20 @@
 """The kernels for CPUs: packed weights, linear layers, attention; against torch and numpy."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from miniinfer.attention import TorchAttention
-from miniinfer.cpu.attention import CpuAttention
-from miniinfer.cpu.linear import QuantLinear, kernel_isa, set_kernel_threads
+from miniinfer.cpu.linear import (
+    QuantLinear,
+    kernel_isa,
+    profile_kernels,
+    set_kernel_threads,
+)
+from miniinfer.cpu.ops import cpu_paged_attention
 from miniinfer.gguf_file import GGMLType
 from miniinfer.model import ForwardBatch, KVCache
 from miniinfer.model.dequantize import dequantize
@@ -68,7 +76,12 @@ class TestTypes:
         linear = QuantLinear([(kind, 0, data, rows, columns)], bias.tolist())
         got = linear.forward(x, torch.full((tokens, rows), torch.nan))
         expected = torch.nn.functional.linear(x.double(), weights.double(), bias.double())
-        if kind in (GGMLType.F32, GGMLType.BF16):
+        if kind == GGMLType.BF16:
+            # Where the instructions are, inputs are rounded to 8 bits of mantissa.
+            limit = 2.0**-8 * (x.abs() @ weights.abs().T) + 1e-4
+            assert ((got - expected).abs() <= limit).all()
+            return
+        if kind == GGMLType.F32:
             torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
             return
         # An input is off by at most half of a 127th of its group's largest, all signs independent.
@@ -114,6 +127,18 @@ class TestRefusals:
             set_kernel_threads(0)
         assert kernel_isa() in ("avx512", "avx2", "neon_dotprod", "neon", "portable")
 
+    def test_profile(self) -> None:
+        linear = QuantLinear(
+            [(GGMLType.F32, 8, np.ones(64 * 64, np.float32).view(np.uint8), 64, 64)]
+        )
+        profile_kernels(True)
+        linear.forward(torch.ones(300, 64), torch.empty(300, 64))
+        spent = profile_kernels(False)
+        assert set(spent) == {"inputs", "products", "heads", "attention"}
+        assert min(spent["inputs"], spent["products"]) > 0
+        linear.forward(torch.ones(300, 64), torch.empty(300, 64))
+        assert profile_kernels(False) == spent
+
 
 BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 8, 6, 2, 48
 
@@ -154,6 +179,40 @@ def make_batch(lengths: list[tuple[int, int]], seed: int) -> tuple[ForwardBatch,
     return batch, len(blocks)
 
 
+Scales = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+def operator_arguments(
+    heads: torch.Tensor,
+    cache: Any,
+    table: torch.Tensor,
+    batch: ForwardBatch,
+    window: int = 0,
+    scales: Scales | None = None,
+) -> tuple[Any, ...]:
+    own = (None, None) if cache.scales is None else cache.scales[0]
+    return (
+        heads,
+        cache.keys[0],
+        cache.values[0],
+        *(own if scales is None else scales),
+        table,
+        batch.positions,
+        batch.slot_mapping,
+        batch.query_start,
+        batch.seq_lens,
+        batch.rows,
+        batch.block_table,
+        HEADS,
+        window,
+    )
+
+
+def attend(*arguments: Any, **named: Any) -> torch.Tensor:
+    out: torch.Tensor = cpu_paged_attention(*operator_arguments(*arguments, **named))
+    return out
+
+
 @pytest.mark.parametrize("window", [None, 5, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
 def test_attention_is_the_reference_backends(dtype: torch.dtype, window: int | None) -> None:
@@ -185,29 +244,42 @@ def test_attention_is_the_reference_backends(dtype: torch.dtype, window: int | N
     plan = backend.prepare(batch, [window])
     expected = backend.attend(0, rotated[:, :HEADS], plan, window).flatten(1)
 
-    attention = CpuAttention(cache)
-    out = torch.full((tokens, HEADS * HEAD_DIM), torch.nan)
-    attention.step(0, heads, out, attention.prepare(batch, table), window)
+    out = attend(heads, cache, table, batch, window or 0)
     limits = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.int8: 8e-2}
     torch.testing.assert_close(out, expected, rtol=0, atol=limits[dtype])
 
 
 def test_attention_refuses_what_is_not_there() -> None:
     batch, blocks = make_batch([(5, 1)], seed=3)
-    sizes = (1, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-    attention = CpuAttention(KVCache(*sizes, torch.float32, "cpu"))
+    cache = KVCache(1, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, torch.float32, "cpu")
     heads = torch.zeros(1, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-    out, table = torch.zeros(1, HEADS * HEAD_DIM), torch.zeros(6, HEAD_DIM)
-    attention.step(0, heads, out, attention.prepare(batch, table))
+    table = torch.zeros(6, HEAD_DIM)
+    attend(heads, cache, table, batch)
     with pytest.raises(ValueError, match="position 5 is not in the cache of 5"):
-        attention.step(0, heads, out, attention.prepare(batch, table[:5]))
-    with pytest.raises(IndexError, match="layer 1 of 1 was asked for"):
-        attention.step(1, heads, out, attention.prepare(batch, table))
+        attend(heads, cache, table[:5], batch)
     with pytest.raises(ValueError, match="heads must be float32"):
-        attention.step(0, heads[:, 1:], out, attention.prepare(batch, table))
+        attend(heads[:, 1:], cache, table, batch)
+    scales = torch.zeros(blocks, BLOCK_SIZE, KV_HEADS)
+    with pytest.raises(ValueError, match="key_scales go with a cache of int8"):
+        attend(heads, cache, table, batch, scales=(scales, scales))
+    flat = SimpleNamespace(keys=[cache.keys[0].flatten()], values=cache.values, scales=None)
+    with pytest.raises(ValueError, match=r"key_cache must be \[blocks, block size"):
+        attend(heads, flat, table, batch)
     batch.block_table[batch.rows[0], 0] = blocks
     with pytest.raises(ValueError, match=f"block {blocks} is not in the cache of {blocks}"):
-        attention.step(0, heads, out, attention.prepare(batch, table))
+        attend(heads, cache, table, batch)
     batch.slot_mapping = batch.slot_mapping.int()
     with pytest.raises(ValueError, match="slot_mapping must be"):
-        attention.prepare(batch, table)
+        attend(heads, cache, table, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_attention_is_an_operator_of_torch(dtype: torch.dtype) -> None:
+    batch, blocks = make_batch([(5, 1), (0, 4)], seed=4)
+    cache = KVCache(1, blocks, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype, "cpu")
+    for tensor in (*cache.keys, *cache.values, *(cache.scales[0] if cache.scales else ())):
+        tensor.fill_(1)
+    heads = torch.randn(5, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    arguments = operator_arguments(heads, cache, torch.randn(6, HEAD_DIM), batch)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(cpu_paged_attention, arguments, test_utils=checks)

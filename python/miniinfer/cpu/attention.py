@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from ..model.batch import ForwardBatch
 from ..model.kv_cache import KVCache
 from .tensors import address
 
-__all__ = ["CpuAttention", "StepArrays"]
+__all__ = ["CpuAttention", "StepArrays", "step_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class StepArrays:
 
 
 class CpuAttention:
-    """Rotary embedding, writing to the cache and attention in one call.
+    """What `DecoderLayers` needs for rotary embedding, writing to the cache and attention.
 
     `cache`: of float32, float16, bfloat16, or of int8 with a scale for each token and head.
     Queries, sums and results are float32. The context is read where it lies, once for all query
@@ -44,63 +44,37 @@ class CpuAttention:
         ]
         dtype = str(cache.keys[0].dtype).removeprefix("torch.")
         self.kernel = PagedAttention(layers, dtype, blocks, block_size, heads, head_dim)
-        self._kv_heads, self._head_dim = heads, head_dim
+        self._head_dim = head_dim
 
     def prepare(self, batch: ForwardBatch, rotary_table: Tensor) -> StepArrays:
         """Check a step's arrays, once for all layers. `rotary_table`: float32 [P, D]."""
-        for name, dtype in _DTYPES.items():
-            tensor: Tensor = getattr(batch, name)
-            if tensor.dtype is not dtype or not tensor.is_contiguous():
-                raise ValueError(f"{name} must be {dtype} and contiguous, got {tensor.dtype}")
-        positions = rotary_table.shape[0]
-        rotary = address("rotary_table", rotary_table, (positions, self._head_dim))
-        tokens, requests = batch.positions.shape[0], batch.seq_lens.shape[0]
-        lengths = (batch.slot_mapping.shape[0], batch.query_start.shape[0], batch.rows.shape[0])
-        if lengths != (tokens, requests + 1, requests):
-            raise ValueError(
-                f"slot_mapping, query_start and rows have {lengths} elements for {tokens} tokens "
-                f"of {requests} requests"
-            )
-        arrays = (getattr(batch, name).data_ptr() for name in _DTYPES)
-        return StepArrays(
-            (
-                (rotary, positions),
-                (*arrays, tokens, requests, *batch.block_table.shape),
-            ),
-            batch,
-        )
+        tensors = {name: getattr(batch, name) for name in _DTYPES}
+        return StepArrays(step_arguments(tensors, rotary_table, self._head_dim), batch)
 
-    def step(
-        self,
-        layer: int,
-        heads: Tensor,
-        out: Tensor,
-        arrays: StepArrays,
-        window: int | None = None,
-        norm: Tensor | None = None,
-        epsilon: float = 0.0,
-    ) -> Tensor:
-        """Causal attention of the step's tokens.
 
-        `heads`: float32 [T, (Hq + 2 Hkv) D], queries, keys and values as projected; queries and
-        keys are normed (`norm`: [Hq + Hkv, D]) and rotated in place, and keys and values stored.
-        `out`: float32 [T, Hq D]. `window`: how many positions a token sees, None for all. Raises
-        `ValueError` for positions, slots or blocks that do not exist.
-        """
-        tokens = arrays.batch.positions.shape[0]
-        num_heads = out.shape[1] // self._head_dim
-        width, normed = self._head_dim, num_heads + self._kv_heads
-        self.kernel.step(
-            layer,
-            address("heads", heads, (tokens, (normed + self._kv_heads) * width)),
-            address("out", out, (tokens, num_heads * width)),
-            num_heads,
-            window or 0,
-            0 if norm is None else address("norm", norm, (normed, width)),
-            epsilon,
-            *arrays.arguments,
+def step_arguments(
+    tensors: Mapping[str, Tensor], rotary_table: Tensor, head_dim: int
+) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """The last two arguments of the kernel's `step`, from a step's arrays by name.
+
+    Raises `ValueError` for types and lengths that do not belong together.
+    """
+    for name, dtype in _DTYPES.items():
+        tensor = tensors[name]
+        if tensor.dtype is not dtype or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be {dtype} and contiguous, got {tensor.dtype}")
+    positions = rotary_table.shape[0]
+    rotary = address("rotary_table", rotary_table, (positions, head_dim))
+    tokens, requests = tensors["positions"].shape[0], tensors["seq_lens"].shape[0]
+    names = ("slot_mapping", "query_start", "rows")
+    lengths = tuple(tensors[name].shape[0] for name in names)
+    if lengths != (tokens, requests + 1, requests):
+        raise ValueError(
+            f"slot_mapping, query_start and rows have {lengths} elements for {tokens} tokens of "
+            f"{requests} requests"
         )
-        return out
+    arrays = (tensors[name].data_ptr() for name in _DTYPES)
+    return (rotary, positions), (*arrays, tokens, requests, *tensors["block_table"].shape)
 
 
 _DTYPES = {

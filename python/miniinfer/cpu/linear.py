@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .._core import PackedLinear, kernel_isa, set_kernel_threads
+from .._core import PackedLinear, kernel_isa, profile_kernels, set_kernel_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Part", "QuantLinear", "kernel_isa", "set_kernel_threads"]
+__all__ = ["Part", "QuantLinear", "kernel_isa", "profile_kernels", "set_kernel_threads"]
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -25,6 +25,7 @@ mod outputs;
 pub mod packed;
 pub mod pool;
 mod product;
+pub mod profile;
 pub mod quantize;
 pub mod rows;
 pub mod sample;

@@ -10,6 +10,7 @@ use crate::outputs::Outputs;
 use crate::packed::PackedMatrix;
 use crate::pool::Pool;
 use crate::product::multiply;
+use crate::profile::{self, clock};
 use std::cell::RefCell;
 
 /// Bytes of quantised rows that are multiplied with all of the weights at a time: they stay in a core's
@@ -220,22 +221,32 @@ impl Linear {
                 Part::Quantized(matrix) => {
                     let layout = matrix.layout();
                     if prepared != Some((layout.group(), layout.zero())) {
-                        self.quantize(isa, pool, scratch, call, matrix, rows);
+                        clock(profile::Part::Inputs, || {
+                            self.quantize(isa, pool, scratch, call, matrix, rows);
+                        });
                         prepared = Some((layout.group(), layout.zero()));
                     }
-                    multiply(isa, pool, &scratch.activations, matrix, &outputs);
+                    let inputs = &scratch.activations;
+                    clock(profile::Part::Products, || {
+                        multiply(isa, pool, inputs, matrix, &outputs);
+                    });
                 }
                 Part::Dense(matrix) => {
                     let form = matrix.form(isa);
                     if spread != Some(form) {
                         let shape = (form, rows, self.columns);
-                        scratch.dense.fill(isa, pool, shape, &|row, buffer| {
+                        let source = |row: usize, buffer: &mut Vec<f32>| {
                             let row = &call.input[row * width..][..width];
                             call.before.apply(isa, row, buffer)
+                        };
+                        clock(profile::Part::Inputs, || {
+                            scratch.dense.fill(isa, pool, shape, &source);
                         });
                         spread = Some(form);
                     }
-                    matrix.multiply(isa, pool, &scratch.dense, &outputs);
+                    clock(profile::Part::Products, || {
+                        matrix.multiply(isa, pool, &scratch.dense, &outputs);
+                    });
                 }
             }
             start += part.rows();

@@ -14,11 +14,13 @@ use miniinfer_cpu::isa::Isa;
 use miniinfer_cpu::linear::{Before, Call, Linear, Part};
 use miniinfer_cpu::packed::PackedMatrix;
 use miniinfer_cpu::pool::Pool;
+use miniinfer_cpu::profile;
 use miniinfer_cpu::quantize::Bits;
 use miniinfer_cpu::rows;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 static POOL: RwLock<Option<Arc<Pool>>> = RwLock::new(None);
@@ -50,6 +52,14 @@ pub fn set_kernel_threads(threads: usize) -> PyResult<()> {
 #[pyfunction]
 pub fn kernel_isa() -> &'static str {
     Isa::best().name()
+}
+
+/// Turns the clock of the kernels' parts on, at zero, or off; see the stub.
+#[pyfunction]
+pub fn profile_kernels(on: bool) -> HashMap<&'static str, f64> {
+    let seconds = profile::seconds();
+    profile::set(on);
+    HashMap::from(seconds.map(|(part, seconds)| (part.name(), seconds)))
 }
 
 #[expect(

@@ -9,6 +9,7 @@ use miniinfer_cpu::attention::cache::{CacheShape, LayerCache};
 use miniinfer_cpu::attention::element::ElementType;
 use miniinfer_cpu::attention::{self, Queries, write};
 use miniinfer_cpu::isa::Isa;
+use miniinfer_cpu::profile::{Part, clock};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
@@ -176,7 +177,8 @@ impl PagedAttention {
                 norm: slice(norm, rotated),
                 epsilon: new.epsilon,
             };
-            write::write(isa, &pool, cache, &mut new).map_err(value_error)?;
+            clock(Part::Heads, || write::write(isa, &pool, cache, &mut new))
+                .map_err(value_error)?;
             let queries = Queries {
                 query: heads,
                 stride: width,
@@ -189,7 +191,10 @@ impl PagedAttention {
                 window,
             };
             let out = slice_mut(out, tokens * num_heads * head_dim);
-            attention::attend(isa, &pool, cache, &queries, out).map_err(value_error)
+            clock(Part::Attention, || {
+                attention::attend(isa, &pool, cache, &queries, out)
+            })
+            .map_err(value_error)
         }
     }
 }

@@ -24,7 +24,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use crate::cpu::{PackedLinear, kernel_isa, rms_norm, set_kernel_threads};
+    use crate::cpu::{PackedLinear, kernel_isa, profile_kernels, rms_norm, set_kernel_threads};
     #[pymodule_export]
     use crate::cpu_attention::PagedAttention;
     #[pymodule_export]
