@@ -46,6 +46,19 @@ def raw_rows(kind: GGMLType, rows: int, columns: int, seed: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
+def test_inputs_of_bfloat16_weights_cost_their_rounding_alone() -> None:
+    rows, columns = 45, 769
+    weights = torch.randn(rows, columns).bfloat16()
+    data = weights.view(torch.uint8).numpy()
+    x = torch.randn(9, columns)
+    linear = QuantLinear([(GGMLType.BF16, 0, data, rows, columns)])
+    got = linear.forward(x, torch.full((9, rows), torch.nan))
+    expected = torch.nn.functional.linear(x.double(), weights.double())
+    # Each input is off by a 512th of itself at most.
+    bound = torch.nn.functional.linear(x.abs().double(), weights.abs().double()) / 512 + 1e-4
+    assert ((got - expected).abs() <= bound).all()
+
+
 @pytest.mark.parametrize("kind", sorted(KERNEL_TYPES), ids=lambda kind: kind.name)
 class TestTypes:
     def test_packed_rows_are_the_dequantised_ones(self, kind: GGMLType) -> None:
@@ -73,6 +86,9 @@ class TestTypes:
         weights = weights.view(rows, columns)
         bias = torch.randn(rows)
         x = torch.randn(tokens, columns)
+        if kind == GGMLType.BF16:
+            # What inputs are rounded to where the processor multiplies bfloat16.
+            x = x.bfloat16().float()
         linear = QuantLinear([(kind, 0, data, rows, columns)], bias.tolist())
         got = linear.forward(x, torch.full((tokens, rows), torch.nan))
         expected = torch.nn.functional.linear(x.double(), weights.double(), bias.double())

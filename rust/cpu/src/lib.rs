@@ -4,8 +4,9 @@
 //! float32: linear layers with quantised or plain weights, attention over the paged cache, norms,
 //! rotary embedding and activation. No Python, no torch.
 //!
-//! Two kinds of kernels. Products of bytes are written for each set of instructions ([`tile`]). All
-//! else is written once over vectors of 16 floats ([`simd`]) and compiled for each. Which set runs is
+//! Two kinds of kernels. Products of bytes are written for each set of instructions ([`tile`]), those
+//! of bfloat16 for the one that has them. All else is written once over vectors of 16 floats ([`simd`])
+//! and compiled for each. Which set runs is
 //! decided by [`isa`], at run time. Work is shared out by [`pool`], in the same pieces whatever the
 //! number of threads, and a row's result does not depend on the rows beside it: the same input gives
 //! the same bits, alone or in a batch.

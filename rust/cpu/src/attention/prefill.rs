@@ -192,6 +192,7 @@ unsafe fn attend_task<V: Vector, E: Element>(job: &TaskJob<'_>, scratch: &mut Sc
 }
 
 /// Queries, scaled, in rows; nothing attended yet.
+#[inline(always)]
 pub(super) fn start(job: &TaskJob<'_>, scratch: &mut Scratch) {
     let (rows, padded, size) = (job.rows(), job.padded, job.cache.head_dim());
     let factor = 1.0 / (size as f32).sqrt();
