@@ -9,13 +9,13 @@ import tiny
 from miniinfer import LLM, EngineArgs, SamplingParams
 from miniinfer.cpu.model import CpuLlamaModel
 from miniinfer.cpu.packing import choose_packing
-from miniinfer.model import KVCache, load_model
+from miniinfer.model import KVCache, LlamaModel, load_model
 from model_helpers import PagedRunner, random_tokens, save, tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.mark.parametrize(
+FAMILIES = pytest.mark.parametrize(
     ("family", "options"),
     [
         ("llama", {"tie_word_embeddings": True}),
@@ -24,20 +24,39 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         ("qwen3", {"head_dim": 32}),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+
+@FAMILIES
 def test_plain_weights_give_torchs_logits(
-    family: str, options: dict[str, object], dtype: str, tmp_path: Path
+    family: str, options: dict[str, object], tmp_path: Path
 ) -> None:
     # 8-bit kernels have groups of 32, plain ones take any width.
     directory = save(tiny_model(family, **options), tmp_path)
     tokens = random_tokens(50)
     expected = PagedRunner(load_model(directory), 8).run(tokens, [20, 1, 1, 13, 2])
-    model = load_model(directory, packing=dtype)
+    model = load_model(directory, packing="float32")
     assert isinstance(model, CpuLlamaModel)
     assert model.num_bytes > 0
     got = PagedRunner(model, 8).run(tokens, [20, 1, 1, 13, 2])
-    tolerance = 2e-4 if dtype == "float32" else 0.3
-    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+
+
+@FAMILIES
+def test_bfloat16_is_nearer_to_float32_than_torchs(
+    family: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    directory = save(tiny_model(family, **options), tmp_path)
+    tokens = random_tokens(50)
+
+    def logits(model: LlamaModel) -> torch.Tensor:
+        return PagedRunner(model, 8).run(tokens, [20, 1, 1, 13, 2]).float()
+
+    expected = logits(load_model(directory))
+    model = load_model(directory, packing="bfloat16")
+    assert isinstance(model, CpuLlamaModel)
+    error = (logits(model) - expected).std() / expected.std()
+    torchs = (logits(load_model(directory, torch.bfloat16)) - expected).std() / expected.std()
+    assert 0 < error < min(torchs, 0.03)
 
 
 @pytest.mark.parametrize(("packing", "limit"), [("int8", 0.1), ("int4", 0.6)])
