@@ -215,6 +215,7 @@ def operator_arguments(
         batch.rows,
         batch.block_table,
         HEADS,
+        batch.num_decodes,
         window,
     )
 

@@ -1,6 +1,7 @@
 """Models on the kernels for CPUs, beside the same models in torch."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,22 @@ class TestBuiltin:
         together = llm.generate(prompts, GREEDY)
         assert [output.token_ids for output in together] == alone
         assert "Paris" in together[1].text
+
+    @pytest.mark.parametrize("tokens", [33, 34])
+    @pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 16}])
+    def test_a_cached_prefix_and_chunks_change_no_bit(
+        self, limits: dict[str, int], tokens: int
+    ) -> None:
+        prompt: Any = {"prompt_token_ids": [1, *range(1000, 999 + tokens)]}
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=5)
+        whole = LLM(num_kv_blocks=64, max_model_len=512, enable_prefix_caching=False)
+        (expected,) = whole.generate([prompt], params)
+        llm = LLM(num_kv_blocks=64, max_model_len=512, **limits)
+        for cached in (0, 32):
+            (output,) = llm.generate([prompt], params)
+            assert output.num_cached_tokens == cached
+            assert output.token_ids == expected.token_ids
+            assert output.outputs[0].logprobs == expected.outputs[0].logprobs
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8"])

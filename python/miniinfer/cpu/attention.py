@@ -49,11 +49,13 @@ class CpuAttention:
     def prepare(self, batch: ForwardBatch, rotary_table: Tensor) -> StepArrays:
         """Check a step's arrays, once for all layers. `rotary_table`: float32 [P, D]."""
         tensors = {name: getattr(batch, name) for name in _DTYPES}
-        return StepArrays(step_arguments(tensors, rotary_table, self._head_dim), batch)
+        return StepArrays(
+            step_arguments(tensors, rotary_table, self._head_dim, batch.num_decodes), batch
+        )
 
 
 def step_arguments(
-    tensors: Mapping[str, Tensor], rotary_table: Tensor, head_dim: int
+    tensors: Mapping[str, Tensor], rotary_table: Tensor, head_dim: int, num_decodes: int
 ) -> tuple[tuple[int, int], tuple[int, ...]]:
     """The last two arguments of the kernel's `step`, from a step's arrays by name.
 
@@ -74,7 +76,13 @@ def step_arguments(
             f"{requests} requests"
         )
     arrays = (tensors[name].data_ptr() for name in _DTYPES)
-    return (rotary, positions), (*arrays, tokens, requests, *tensors["block_table"].shape)
+    return (rotary, positions), (
+        *arrays,
+        tokens,
+        requests,
+        *tensors["block_table"].shape,
+        num_decodes,
+    )
 
 
 _DTYPES = {

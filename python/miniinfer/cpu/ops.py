@@ -36,6 +36,7 @@ def cpu_paged_attention(
     rows: Tensor,
     block_table: Tensor,
     num_heads: int,
+    num_decodes: int,
     window: int = 0,
     norm: Tensor | None = None,
     epsilon: float = 0.0,
@@ -48,8 +49,10 @@ def cpu_paged_attention(
     bfloat16 or int8, these with `key_scales` and `value_scales`, float32 [blocks, block size, Hkv].
     `rotary_table`: float32 [P, D], cosines, then sines. `slot_mapping`: int64 [T]. The others are
     int32: `positions` [T], `query_start` [B + 1], `seq_lens` and `rows` [B], `block_table`
-    [R, width]. `window`: how many positions a token sees, 0 for all. Raises `ValueError` for other
-    shapes and types, and for positions, slots or blocks that do not exist.
+    [R, width]. `num_decodes`: the first so many requests have one new token each, whose context is
+    streamed past it; the others are attended in tiles. `window`: how many positions a token sees, 0
+    for all. Raises `ValueError` for other shapes and types, and for positions, slots or blocks that
+    do not exist.
     """
     kernel = _kernel((key_cache, value_cache), (key_scales, value_scales))
     kv_heads, width = key_cache.shape[2:]
@@ -65,6 +68,7 @@ def cpu_paged_attention(
         },
         rotary_table,
         width,
+        num_decodes,
     )
     out = torch.empty(tokens, num_heads * width)
     kernel.step(
@@ -96,6 +100,7 @@ def _(
     rows: Tensor,
     block_table: Tensor,
     num_heads: int,
+    num_decodes: int,
     window: int = 0,
     norm: Tensor | None = None,
     epsilon: float = 0.0,

@@ -32,6 +32,7 @@ pub(crate) type StepArguments = (
     usize,
     usize,
     usize,
+    usize,
 );
 
 #[pymethods]
@@ -147,7 +148,7 @@ impl PagedAttention {
         })?;
         let (num_heads, norm) = (new.count, new.norm);
         let (positions, slots, query_start, seq_lens, rows, table, ..) = step;
-        let (.., tokens, requests, table_rows, table_width) = step;
+        let (.., tokens, requests, table_rows, table_width, num_decodes) = step;
         let CacheShape {
             heads: kv_heads,
             head_dim,
@@ -189,6 +190,7 @@ impl PagedAttention {
                 block_table: slice(table, table_rows * table_width),
                 table_width,
                 window,
+                num_decodes,
             };
             let out = slice_mut(out, tokens * num_heads * head_dim);
             clock(Part::Attention, || {

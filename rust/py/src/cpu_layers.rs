@@ -93,7 +93,7 @@ impl DecoderLayers {
         rotary: (usize, usize),
         step: StepArguments,
     ) -> PyResult<()> {
-        let (.., tokens, _, _, _) = step;
+        let (.., tokens, _, _, _, _) = step;
         let (before, head_norm, behind) = layer.norms;
         let norm = |weight| Prepare::Norm(weight, self.epsilon);
         let run = |matrix: &Py<PackedLinear>, from, to, prepare, accumulate| {

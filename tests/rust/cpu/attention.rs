@@ -232,10 +232,16 @@ fn run_step(
 ) -> Vec<f32> {
     let (mut heads, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
     let (mut query_start, mut seq_lens, mut rows) = (vec![0], Vec::new(), Vec::new());
+    // Those at the front that have a single token.
+    let mut num_decodes = 0;
     for (index, sequence) in sequences.iter().enumerate() {
         let (before, new) = counts(index);
         if new == 0 {
             continue;
+        }
+        let is_decode = new == 1 && setting.requests[index].1 == 1;
+        if is_decode && num_decodes == rows.len() {
+            num_decodes += 1;
         }
         for position in before..before + new {
             heads.extend(&sequence.heads[position]);
@@ -272,6 +278,7 @@ fn run_step(
         block_table: table,
         table_width,
         window: setting.window,
+        num_decodes,
     };
     attend(isa, pool, cache, &queries, &mut out).unwrap();
     out
@@ -335,7 +342,14 @@ fn a_prompt_in_chunks_gives_the_bits_of_the_whole() {
                 let whole = Scene::new(&setting, 1).step(&setting, isa, &pools[1], &|_| (0, 203));
                 let mut scene = Scene::new(&setting, 1);
                 let mut parts = Vec::new();
-                for (before, end) in [(0, 7), (7, 96), (96, 160), (160, 203)] {
+                for (before, end) in [
+                    (0, 7),
+                    (7, 96),
+                    (96, 160),
+                    (160, 200),
+                    (200, 202),
+                    (202, 203),
+                ] {
                     let counts = |_| (before, end - before);
                     parts.extend(scene.step(&setting, isa, &pools[0], &counts));
                 }
@@ -384,17 +398,18 @@ fn long_contexts_are_merged_from_runs() {
     }
 }
 
+const TINY: CacheShape = CacheShape {
+    blocks: 4,
+    block_size: 2,
+    heads: 1,
+    head_dim: 4,
+    element: ElementType::F32,
+};
+
 #[test]
 fn arrays_that_make_no_sense_are_refused() {
     let pool = Pool::new(1);
-    let shape = CacheShape {
-        blocks: 4,
-        block_size: 2,
-        heads: 1,
-        head_dim: 4,
-        element: ElementType::F32,
-    };
-    let mut memory = Memory::new(shape);
+    let mut memory = Memory::new(TINY);
     let cache = memory.cache();
     let good = Queries {
         query: &[0.0; 4],
@@ -406,6 +421,7 @@ fn arrays_that_make_no_sense_are_refused() {
         block_table: &[0, 3, 9],
         table_width: 3,
         window: 0,
+        num_decodes: 1,
     };
     let run = |queries: Queries<'_>, out: usize| {
         attend(Isa::Portable, &pool, &cache, &queries, &mut vec![0.0; out])
@@ -457,9 +473,20 @@ fn arrays_that_make_no_sense_are_refused() {
             query_start: &[1, 1],
             ..good
         },
+        Queries {
+            num_decodes: 2,
+            ..good
+        },
     ] {
         assert!(run(bad, 4).is_err());
     }
+}
+
+#[test]
+fn tokens_without_a_place_are_refused() {
+    let pool = Pool::new(1);
+    let mut memory = Memory::new(TINY);
+    let cache = memory.cache();
     let mut heads = [0.0; 12];
     let mut tokens = NewTokens {
         heads: &mut heads,

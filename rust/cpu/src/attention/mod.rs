@@ -2,8 +2,9 @@
 //!
 //! The cache of a layer is two arrays [slots, key-value heads, head size], a slot is its block's id
 //! times the block size, plus the offset within. Queries are packed: requests one behind the other, each with the last tokens of its
-//! sequence. A request with one or two new tokens streams its context past them ([`decode`]); more
-//! are attended in tiles ([`prefill`]). Both compute softmax in float32.
+//! sequence. The single tokens of requests that decode have their context streamed past them
+//! ([`decode`]); prompts are attended in tiles ([`prefill`]), however few of their tokens a step computes, so
+//! that a token's result does not depend on how its prompt was cut. Both compute softmax in float32.
 
 pub mod cache;
 mod context;
@@ -20,9 +21,6 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 use cache::LayerCache;
 use std::cell::RefCell;
-
-/// Requests with at most so many new tokens are decoded token by token.
-const STREAMED_TOKENS: usize = 2;
 
 /// The queries of a step and what they attend to.
 #[derive(Clone, Copy)]
@@ -45,6 +43,8 @@ pub struct Queries<'a> {
     pub table_width: usize,
     /// How many positions a token sees, itself among them; 0 for all.
     pub window: usize,
+    /// The first so many requests decode: they have one new token each.
+    pub num_decodes: usize,
 }
 
 /// What is wrong with the queries.
@@ -114,24 +114,22 @@ pub fn attend(
     out: &mut [f32],
 ) -> Result<(), AttentionError> {
     let requests = check(cache, queries, out.len())?;
-    let (short, long): (Vec<Request<'_>>, Vec<Request<'_>>) = requests
-        .iter()
-        .partition(|request| request.tokens <= STREAMED_TOKENS);
-    if !short.is_empty() {
+    let (decodes, prompts) = requests.split_at(queries.num_decodes);
+    if !decodes.is_empty() {
         SCRATCH.with_borrow_mut(|scratch| {
             decode::attend(
                 isa,
                 pool,
                 cache,
                 queries,
-                &short,
+                decodes,
                 &mut scratch.partials,
                 out,
             );
         });
     }
-    if !long.is_empty() {
-        prefill::attend(isa, pool, cache, queries, &long, out);
+    if !prompts.is_empty() {
+        prefill::attend(isa, pool, cache, queries, prompts, out);
     }
     Ok(())
 }
@@ -164,6 +162,13 @@ fn check<'a>(
             });
         }
     }
+    if queries.num_decodes > count {
+        return Err(AttentionError::Length {
+            what: "seq_lens",
+            got: count,
+            expected: queries.num_decodes,
+        });
+    }
     (0..count)
         .map(|request| check_request(cache, queries, request))
         .collect()
@@ -186,6 +191,7 @@ fn check_request<'a>(
         .div_ceil(cache.block_size());
     let is_sound = start >= 0
         && tokens >= 1
+        && (tokens == 1 || request >= queries.num_decodes)
         && tokens <= i64::from(length)
         && usize::try_from(row).is_ok_and(|row| row < table_rows)
         && blocks <= queries.table_width;
