@@ -20,6 +20,12 @@ use crate::simd::{LANES, Vector, dispatch};
 /// Rows of a tile.
 pub const TILE: usize = 8;
 
+/// Inputs of the largest groups.
+const WIDEST: usize = 2 * LANES;
+
+/// Groups of a row that are rounded together.
+const BATCH: usize = 16;
+
 /// Below this a group counts as zero: its reciprocal would not be finite.
 const SMALLEST: f32 = 1e-36;
 
@@ -152,63 +158,113 @@ struct RowOut<'a> {
     offsets: &'a mut [i32],
 }
 
+/// In three passes over a few groups at a time: horizontal sums and maxima take long, and many of them
+/// are under way at once where nothing else stands between.
+///
 /// # Safety
 ///
-/// The instructions of `V` must be enabled.
+/// The instructions of `V` must be enabled, and the row must be whole groups of 16 or 32.
 #[inline(always)]
 unsafe fn quantize_row<V: Vector>(row: &[f32], out: &mut RowOut<'_>) {
-    let (size, zero) = (out.layout.group(), out.layout.zero());
-    for (index, values) in row.chunks_exact(size).enumerate() {
-        let mut codes = [0_i8; 2 * LANES];
-        // SAFETY: a group is one or two vectors.
-        let (scale, sum) = unsafe { quantize_group::<V>(values, &mut codes) };
-        let place = index * out.width + out.row;
-        out.scales[place] = scale;
-        out.sums[place] = scale * sum;
-        out.offsets[place] = -zero * sum as i32;
-        let steps = size / STEP;
-        for (step, bytes) in codes[..size].chunks_exact(STEP).enumerate() {
-            let place = ((index * steps + step) * out.width + out.row) * STEP;
-            let target = &mut out.codes[place..][..STEP];
-            for (to, from) in target.iter_mut().zip(bytes) {
-                *to = from.cast_unsigned();
-            }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if out.layout.group() == LANES {
+            quantize_groups::<V, LANES>(row, out);
+        } else {
+            quantize_groups::<V, WIDEST>(row, out);
         }
     }
 }
 
-/// The scale, and the sum of the codes. The scale is not a number if an input is not finite.
+/// `quantize_row` for groups of `SIZE`, which the compiler unrolls.
+#[inline(always)]
+unsafe fn quantize_groups<V: Vector, const SIZE: usize>(row: &[f32], out: &mut RowOut<'_>) {
+    let (groups, _) = row.as_chunks::<SIZE>();
+    for (batch, groups) in groups.chunks(BATCH).enumerate() {
+        let (mut largest, mut reciprocals) = ([0.0_f32; BATCH], [0.0_f32; BATCH]);
+        for (largest, group) in largest.iter_mut().zip(groups) {
+            // SAFETY: the caller's promise.
+            *largest = unsafe { magnitude::<V>(group) };
+        }
+        for (reciprocal, largest) in reciprocals.iter_mut().zip(&largest) {
+            *reciprocal = if *largest < SMALLEST {
+                0.0
+            } else {
+                127.0 / largest
+            };
+        }
+        for (index, group) in groups.iter().enumerate() {
+            let mut codes = [0_i8; SIZE];
+            // SAFETY: the caller's promise.
+            let sum = unsafe { round::<V>(group, reciprocals[index], &mut codes) };
+            out.put(batch * BATCH + index, largest[index] / 127.0, sum, &codes);
+        }
+    }
+}
+
+/// The largest magnitude.
 ///
 /// # Safety
 ///
-/// The instructions of `V` must be enabled, and there must be 16 or 32 values.
+/// As for `quantize_row`.
 #[inline(always)]
-unsafe fn quantize_group<V: Vector>(values: &[f32], codes: &mut [i8; 2 * LANES]) -> (f32, f32) {
+unsafe fn magnitude<V: Vector>(group: &[f32]) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
         let mut largest = V::splat(0.0);
-        let mut probe = V::splat(0.0);
-        for part in values.chunks_exact(LANES) {
-            let part = V::load(part.as_ptr());
-            largest = largest.max(part.abs());
-            probe = probe.add(part.sub(part));
+        for part in group.chunks_exact(LANES) {
+            largest = largest.max(V::load(part.as_ptr()).abs());
         }
-        let largest = largest.largest();
-        let probe = probe.sum();
-        if probe != 0.0 || largest < SMALLEST {
-            *codes = [0; 2 * LANES];
-            return (probe, 0.0);
-        }
-        let reciprocal = V::splat(127.0 / largest);
+        largest.largest()
+    }
+}
+
+/// The codes, and their sum: not a number if an input is not finite, for then neither is its product with
+/// the reciprocal.
+///
+/// # Safety
+///
+/// As for `quantize_row`.
+#[inline(always)]
+unsafe fn round<V: Vector>(group: &[f32], reciprocal: f32, codes: &mut [i8]) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let reciprocal = V::splat(reciprocal);
         let mut sum = V::splat(0.0);
-        for (part, codes) in values
-            .chunks_exact(LANES)
-            .zip(codes.chunks_exact_mut(LANES))
-        {
+        for (part, codes) in group.chunks_exact(LANES).zip(codes.chunks_exact_mut(LANES)) {
             let rounded = V::load(part.as_ptr()).mul(reciprocal).round();
             sum = sum.add(rounded);
             rounded.store_i8(codes.as_mut_ptr());
         }
-        (largest / 127.0, sum.sum())
+        sum.sum()
+    }
+}
+
+impl RowOut<'_> {
+    /// Puts a group where the kernels look for it.
+    #[inline(always)]
+    fn put<const SIZE: usize>(&mut self, group: usize, scale: f32, sum: f32, codes: &[i8; SIZE]) {
+        let place = group * self.width + self.row;
+        let is_finite = !sum.is_nan();
+        let (scale, sum) = if is_finite { (scale, sum) } else { (sum, 0.0) };
+        self.scales[place] = scale;
+        self.sums[place] = scale * sum;
+        self.offsets[place] = -self.layout.zero() * sum as i32;
+        let target = &mut self.codes[group * SIZE * self.width..][..SIZE * self.width];
+        let (steps, _) = codes.as_chunks::<STEP>();
+        for (index, step) in steps.iter().enumerate() {
+            let four = i32::from_ne_bytes(step.map(i8::cast_unsigned));
+            let place = (index * self.width + self.row) * STEP;
+            debug_assert!(place + STEP <= target.len());
+            // SAFETY: within the group, and at a multiple of 4 from the start of a cache line. Volatile, as
+            // the compiler would gather these stores into a scatter, which takes several times as long.
+            unsafe {
+                target
+                    .as_mut_ptr()
+                    .add(place)
+                    .cast::<i32>()
+                    .write_volatile(if is_finite { four } else { 0 });
+            }
+        }
     }
 }
