@@ -146,6 +146,11 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["generate", "-p", "x", "--stop", ""], "--stop must"),
         (["chat", "--top-p", "0"], "--top-p must"),
         (["chat", "--url", "ftp://x"], "--url"),
+        (
+            ["chat", "--url", "x", "--device", "cuda", "--no-prefix-caching", "-tp", "2"],
+            "--device, --no-prefix-caching, --tensor-parallel-size cannot be set with --url",
+        ),
+        (["chat", "--url", "x", "--chat-template", "{{ x }}"], "--chat-template cannot"),
         (["chat", "--url", "host:port"], "--url"),
         (["chat", "--url", "host:70000"], "--url"),
         (["chat", "--url", "http://[::1"], "--url"),
@@ -425,10 +430,46 @@ async def test_http_backend_reports_errors(start, engine, script, message):
         await asyncio.to_thread(lambda: list(backend.chat(chat, {})))
 
 
-def test_http_backend_without_a_server():
-    backend = HttpBackend("127.0.0.1:9", model="m", api_key=None)
-    with pytest.raises(RuntimeError, match=r"at 127\.0\.0\.1:9: Connection refused$"):
+@pytest.mark.parametrize("model", ["m", None])
+def test_http_backend_without_a_server(model):
+    backend = HttpBackend("127.0.0.1:9", model=model, api_key=None)
+    refused = r"at 127\.0\.0\.1:9: Connection refused$"
+    with pytest.raises(RuntimeError, match=refused):
         list(backend.chat([], {}))
+    with pytest.raises(RuntimeError, match=refused), backend:
+        raise AssertionError("it was entered")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"hello\r\n\r\n", "does not answer in HTTP"),
+        (b"", "cannot reach the server"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{}", "/v1/models lists no model; name one"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\nno", "the server answered 404 Not Found"),
+        (
+            b'HTTP/1.0 401 No\r\n\r\n{"error": {"message": "a key"}}',
+            r"a key \(here --api-key KEY, or MINIINFER_API_KEY\)",
+        ),
+    ],
+)
+async def test_chat_tells_of_a_wrong_server_before_the_first_message(answer, message):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    def enter(url):
+        with HttpBackend(url, model=None, api_key=None):
+            raise AssertionError("it was entered")
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=message):
+            await asyncio.to_thread(enter, url)
+
+
+def test_http_backend_refuses_what_is_no_url():
     with pytest.raises(UsageError):
         HttpBackend("http://", model=None, api_key=None)
 

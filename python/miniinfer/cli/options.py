@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from miniinfer.chat_template import ChatTemplate, ChatTemplateError
 from miniinfer.parallel.torchrun import torchrun
 
+from .flags import long_flags
+
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
 
@@ -22,6 +24,32 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?", re.IGNORECASE)
+
+
+_ENGINE_SETTINGS = (
+    "tokenizer",
+    "revision",
+    "dtype",
+    "quantization",
+    "load_format",
+    "attention_backend",
+    "async_scheduling",
+    "enforce_eager",
+    "kv_cache_dtype",
+    "device",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_kv_blocks",
+    "kv_cache_memory",
+    "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "target_itl_ms",
+    "speculative_config",
+    "threads",
+)
+"""Settings of the engine that are called as their flags, but for those that requests have too."""
 
 
 class UsageError(Exception):
@@ -254,31 +282,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """Return the engine's settings; raises `UsageError` for values that exclude each other."""
     from miniinfer.config import EngineArgs
 
-    names: tuple[str, ...] = (
-        "model",
-        "tokenizer",
-        "revision",
-        "dtype",
-        "quantization",
-        "load_format",
-        "attention_backend",
-        "async_scheduling",
-        "enforce_eager",
-        "kv_cache_dtype",
-        "device",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "block_size",
-        "num_kv_blocks",
-        "kv_cache_memory",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
-        "target_itl_ms",
-        "speculative_config",
-        "seed",
-        "threads",
-    )
+    names = ("model", "seed", *_ENGINE_SETTINGS)
     if hasattr(arguments, "step_timeout"):
         names += ("max_backlog", "stall_limit", "step_timeout")
     values = {name: getattr(arguments, name) for name in names}
@@ -290,6 +294,17 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         return EngineArgs(tensor_parallel_size=size, **values)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def given_engine_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags that shape an engine and were given another value than their default."""
+    parser = arguments.command
+    flags = long_flags(parser)
+    return [
+        flags[name]
+        for name in (*_ENGINE_SETTINGS, "tensor_parallel_size", "chat_template")
+        if getattr(arguments, name) != parser.get_default(name)
+    ]
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:
