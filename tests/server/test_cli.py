@@ -108,6 +108,7 @@ def test_version(capsys):
         ["serve", "--kv-cache-memory", "1G", "--num-kv-blocks", "5"],
         ["serve", "--default-chat-template-kwargs", "[1]"],
         ["serve", "--default-chat-template-kwargs", "{"],
+        ["serve", "--default-chat-template-kwargs", "[" * 100_000],
         ["serve", "--chat-template", "/no/such/file"],
         ["serve", "--chat-template", "{{"],
         ["generate", "-p", "x", "--max-tokens", "0"],
@@ -134,6 +135,12 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["serve", "--dry-run", "--seed", "-1"], "error: --seed must"),
         (["serve", "--dry-run", "--engines", "2000"], "error: --engines must"),
         (["serve", "--dry-run", "--api-processes", "2000"], "error: --api-processes must"),
+        (
+            ["serve", "--dry-run", "--layout", "one", "--api-processes", "2", "--engines", "3"],
+            "--layout one excludes --api-processes 2 and --engines 3: ",
+        ),
+        (["serve", "--layout", "one", "--engines", "2"], "--layout one excludes --engines 2: "),
+        (["serve", "--dry-run", "--restart-engine"], "--restart-engine needs an engine process"),
         (["serve", "--dry-run", "--api-key", ""], "API key"),
         (["serve", "--dry-run", "--tool-call-parser", "hermit"], "--tool-call-parser"),
         (["serve", "--dry-run", "--reasoning-parser", "x"], "--reasoning-parser"),
@@ -163,6 +170,19 @@ def test_values_out_of_range_exit_with_2(arguments, named, capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench serve", "bench core"])
+def test_a_flag_that_is_none_points_to_the_help_of_its_command(command, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main([*command.split(), "--prot", "1"])
+    assert exit_info.value.code == 2
+    name = f"miniinfer {command}"
+    assert capsys.readouterr().err.startswith(f"{name}: error: unrecognized arguments: --prot")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--prot=1"])
+    told = f"{name}: error: unrecognized arguments: --prot=1 ({name} --help explains)\n"
+    assert capsys.readouterr().err == told
+
+
 def test_values_out_of_range_cost_no_load(monkeypatch):
     def load(args):
         raise AssertionError("the model was loaded")
@@ -183,6 +203,31 @@ def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
     assert settings["server"]["default_chat_template_kwargs"] == {"a": 1}
     assert settings["server"]["api_keys"] == ["***"]
     assert "from-the-environment" not in out
+    names = [name for part in settings.values() for name in part]
+    assert len(names) == len(set(names))
+    assert settings["processes"] == {
+        "layout": "one",
+        "api_processes": 1,
+        "engines": 1,
+        "restart_engine": False,
+    }
+    assert settings["logs"] == {"log_level": "info", "log_format": "text"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [([], "one"), (["--layout", "two"], "two"), (["--engines", "2"], "two")],
+)
+def test_dry_run_prints_how_processes_and_logs_would_be(flags, layout, capsys):
+    more = ["--log-level", "error", "--log-format", "json"]
+    if layout == "two":
+        more.append("--restart-engine")
+    assert main(["serve", "--dry-run", "--port", "0", "--device", "cpu", *flags, *more]) == 0
+    settings = json.loads(capsys.readouterr().out)
+    assert settings["processes"]["layout"] == layout
+    assert settings["processes"]["engines"] == (2 if flags[:1] == ["--engines"] else 1)
+    assert settings["processes"]["restart_engine"] is (layout == "two")
+    assert settings["logs"] == {"log_level": "error", "log_format": "json"}
 
 
 def test_dry_run_tries_what_a_start_needs(capsys, tmp_path, monkeypatch):

@@ -63,6 +63,14 @@ class Parser(argparse.ArgumentParser):
         """Print the message and exit with 2."""
         self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help explains)\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse words that are not known here: argparse would leave that to the first parser,
+        which knows neither the command nor its flags."""
+        arguments, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments, unknown
+
 
 def positive_int(text: str) -> int:
     """Parse an integer of at least 1."""
@@ -99,7 +107,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
@@ -183,7 +191,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=json_object,
         metavar="JSON",
         help="draft tokens from what a request quotes and verify several in a step, as "
-        '{"method": "ngram", "num_speculative_tokens": 4} (default: no drafts)',
+        '{"method": "ngram", "num_speculative_tokens": 4}; prompt_lookup_max (4) and '
+        "prompt_lookup_min (2) say how many tokens must occur again (default: no drafts)",
     )
     _add_memory_options(parser)
     group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
