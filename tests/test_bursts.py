@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-
 from typing import Any
 
 from miniinfer.bursts import Burst, Onward, Outlet
