@@ -109,7 +109,8 @@ async def _read(response: aiohttp.ClientResponse, result: RequestResult) -> str 
             raise TypeError("an event is an object")
         if "error" in event:
             error = event["error"]
-            result.reason = error.get("message")
+            if message := error.get("message"):
+                result.reason = str(message)
             return f"stream error: {error.get('code') or error.get('type')}"
         if usage := event.get("usage"):
             result.prompt_tokens = usage["prompt_tokens"]

@@ -63,11 +63,11 @@ def figures(run: LoadRun) -> dict[str, Any]:
 
 
 def _reasons(run: LoadRun) -> dict[str, str]:
-    """The first reason of each kind of error that has one."""
+    """The first reason of each kind of error that has one, in one line."""
     reasons: dict[str, str] = {}
     for result in run.results:
         if result.error is not None and result.reason is not None:
-            reasons.setdefault(result.error, result.reason)
+            reasons.setdefault(result.error, " ".join(result.reason.split()))
     return reasons
 
 

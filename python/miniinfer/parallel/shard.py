@@ -17,13 +17,11 @@ _ALL = slice(None)
 
 
 def check_size(config: ModelConfig, size: int) -> None:
-    """Raise `ValueError`, which names the sizes that do, for a model not to be had in `size` parts.
-
-    Every size that does divides the attention heads, so that these are all there can be.
-    """
+    """Raise `ValueError`, which names the sizes there are, for a model that has no `size` parts."""
     demand = _demand(config, size)
     if demand is None:
         return
+    # All that divide the attention heads are among these.
     sizes = range(1, config.num_heads + 1)
     *most, largest = [str(each) for each in sizes if _demand(config, each) is None]
     fitting = f"{', '.join(most)} or {largest} would do" if most else f"only {largest} would do"
