@@ -96,13 +96,42 @@ def _time(case: dict[str, Any], device: torch.device) -> float | None:
         return None
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m miniinfer.kernels.autotune",
+        description="Find the fastest launches of the attention on the GPU of this machine.",
+    )
+    parser.add_argument(
+        "--head-dim",
+        type=int,
+        nargs="+",
+        default=[64, 128],
+        metavar="N",
+        help="head sizes to tune for (default: 64 128)",
+    )
+    parser.add_argument(
+        "--group",
+        type=int,
+        nargs="+",
+        default=[4, 8],
+        metavar="N",
+        help="query heads that share a key-value head (default: 4 8)",
+    )
+    parser.add_argument(
+        "--fp8", action="store_true", help="for a cache of 8 bits (default: of 16 bits)"
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help=f"where to write what is found (default: {_launch.table_path()}, which is read)",
+    )
+    return parser
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Tune and write the table."""
-    parser = argparse.ArgumentParser(description="Find the fastest launches of the attention.")
-    parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
-    parser.add_argument("--group", type=int, nargs="+", default=[4, 8], help="heads of a KV head")
-    parser.add_argument("--fp8", action="store_true", help="for a cache of 8 bits")
-    parser.add_argument("--table", type=Path, help=f"default: {_launch.table_path()}")
+    parser = _parser()
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no GPU to tune for")

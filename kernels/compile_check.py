@@ -287,22 +287,42 @@ def write_table(document: Path, usages: Iterable[Usage]) -> None:
     document.write_text(f"{head}{begin}\n{rows}\n{end}{tail}")
 
 
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m miniinfer.kernels.compile_check",
+        description="Compile every kernel for GPUs that need not be there, and print a table of "
+        "the registers / spilled bytes / KiB of shared memory that each takes.",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, one object for each kernel and GPU"
+    )
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DOCUMENT",
+        help="put the table between its marks in a document instead, as kernels/README.md",
+    )
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        choices=list(TARGETS),
+        default=list(TARGETS),
+        metavar="GPU",
+        help=f"{', '.join(TARGETS)} (default: all)",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="processes (default: %(default)s)"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
     """Compile, and print or write the table."""
-    parser = argparse.ArgumentParser(description="Compile every kernel for several GPUs.")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON, one object for each kernel"
-    )
-    parser.add_argument(
-        "--write", type=Path, metavar="DOCUMENT", help="put the table in a document"
-    )
-    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
-    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    arguments = parser.parse_args()
-    usages = compile_all(arguments.targets, arguments.workers)
-    if arguments.write:
-        write_table(arguments.write, usages)
-    elif arguments.json:
+    options = _parser().parse_args(arguments)
+    usages = compile_all(options.targets, options.workers)
+    if options.write:
+        write_table(options.write, usages)
+    elif options.json:
         print(json.dumps([dataclasses.asdict(usage) for usage in usages]))
     else:
         print("\n".join(table(usages)))

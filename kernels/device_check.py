@@ -224,11 +224,30 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Check the kernels on the GPU of this machine.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
-    parser.add_argument("--dry-run", action="store_true", help="small, in Triton's interpreter")
-    parser.add_argument("--seconds", type=float, help="for all together (default: 330)")
-    parser.add_argument("--part", metavar="NAME", help="check this part alone, in this process")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_MODULE}",
+        description="Check the kernels, and engines over them, on the GPU of this machine: whether "
+        "they are right, and how fast. Exits with 1 if anything missed.",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="go through the same at small sizes, without a GPU: in Triton's interpreter",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="N",
+        help=f"for all together (default: {DEVICE_SIZES.seconds:.0f}, with --dry-run "
+        f"{SMOKE_SIZES.seconds:.0f})",
+    )
+    parser.add_argument(
+        "--part",
+        metavar="NAME",
+        help=f"check this part alone, in this process: {', '.join(parts(DEVICE_SIZES))}; with "
+        f"--dry-run {', '.join(parts(SMOKE_SIZES))}",
+    )
     parser.add_argument("--lines", type=Path, default=Path("/dev/stdout"), help=argparse.SUPPRESS)
     return parser
 

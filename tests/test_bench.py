@@ -175,11 +175,18 @@ def test_the_command_measures_and_writes_every_figure(tmp_path, capsys, monkeypa
         "admit_us_8192_hit",
         "cancel_us",
     ):
-        assert name in printed
         assert figures[name] > 0
         assert figures[f"python_scheduler_{name}"] > 0
     assert figures["python_plan_commit_p99_us_256"] >= figures["python_plan_commit_p50_us_256"] > 0
     assert figures["drain_us_per_token"] > 0
+    own = [name for name in figures if not name.startswith("python_scheduler_")]
+    assert sorted(own) == sorted(bench_core.TITLES)
+    for name, title in bench_core.TITLES.items():
+        [row] = [line for line in printed.splitlines() if line.startswith(f"{title}  ")]
+        cells = row.removeprefix(title).split()
+        assert cells[0] == f"{figures[name]:,.2f}"
+        beside = figures.get(f"python_scheduler_{name}")
+        assert cells[1:2] == ([] if beside is None else [f"{beside:,.1f}"])
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +249,7 @@ def test_the_core_command_writes_a_page(tmp_path, monkeypatch):
     assert main(["bench", "core", "--html", str(file)]) == 0
     text = file.read_text()
     assert text.count("<svg") == 2
-    assert "plan_commit_us_256" in text
+    assert bench_core.TITLES["plan_commit_us_256"] in text
 
 
 @pytest.mark.parametrize("subject", ["core", "offline", "serve"])

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
-from miniinfer.bursts import Burst, Outlet
+from miniinfer.bursts import Burst, Onward, Outlet
 
 _MUCH = bytes(range(256)) * 2**16
 
@@ -68,6 +69,31 @@ async def test_a_flush_puts_it_before_what_the_transport_gets_next() -> None:
         transport.write(b"second")
         burst.flush()
         assert await read(far, 11) == b"firstsecond"
+
+
+class Lane:
+    """As the core's lane looks to an outlet."""
+
+    def open(self, descriptor: int, *route: Any) -> None:
+        assert descriptor >= 0
+
+    def close(self) -> tuple[bytes, int]:
+        return b"", 5
+
+    def silence(self) -> float | None:
+        return 0.25
+
+
+async def test_what_the_core_wrote_last_is_known_when_it_writes_no_more() -> None:
+    async with connected() as (transport, _):
+        outlet = Outlet(transport)
+        assert outlet.silence is None
+        outlet.onward = Onward(Lane(), b"", b"", True, "whole", 1)  # type: ignore[arg-type]
+        outlet.go_on()
+        assert outlet.silence == 0.25
+        outlet.recall()
+        assert outlet.bypassed == 5
+        assert outlet.silence == 0.25
 
 
 async def test_one_that_has_gone_keeps_nobody() -> None:

@@ -100,11 +100,24 @@ class TestSettings:
             ),
             ({"num_speculative_tokens": 65}, "must be an integer from 1 to 64, got 65"),
             ({"num_speculative_tokens": True}, "must be an integer from 1 to 64, got True"),
-            ({"num_speculative_tokens": 4, "model": "x"}, "got 'model'"),
+            pytest.param(
+                "[" * 100_000, "speculative_config must be a JSON object: ", id="nested too deep"
+            ),
+            (
+                {"num_speculative_tokens": 4, "foo": "x"},
+                "speculative_config has no key 'foo'; it takes num_speculative_tokens, "
+                "prompt_lookup_min, prompt_lookup_max, method",
+            ),
+            ({4: 4}, "speculative_config has no key 4; it takes "),
             (
                 NGRAM | {"method": "eagle"},
                 "method of speculative_config must be 'ngram', got 'eagle'",
             ),
+            (
+                {"model": "x", "method": "eagle"},
+                "method of speculative_config must be 'ngram', got 'eagle'",
+            ),
+            ({"method": ["ngram"]}, "method of speculative_config must be 'ngram', got ['ngram']"),
             (
                 NGRAM | {"prompt_lookup_max": 17},
                 "prompt_lookup_max of speculative_config must be an",

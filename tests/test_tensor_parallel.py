@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import threading
@@ -137,15 +138,28 @@ class TestSizes:
     @pytest.mark.parametrize(
         ("size", "message"),
         [
-            (3, "must divide the model's 8 attention heads, got 3"),
-            (8, r"must divide the model's 100 columns of the MLP \(intermediate_size\), got 8"),
-            (4, "must divide the model's 6 key-value heads or be a multiple of them, got 4"),
+            (3, "divide the model's 8 attention heads, got 3: 1, 2 or 4 would do"),
+            (
+                8,
+                "divide the model's 100 columns of the MLP (intermediate_size), got 8: "
+                "1, 2 or 4 would do",
+            ),
+            (
+                4,
+                "divide the model's 6 key-value heads or be a multiple of them, got 4: "
+                "1 or 2 would do",
+            ),
         ],
     )
     def test_that_do_not_fit_the_model(self, size: int, message: str) -> None:
         kv_heads = 6 if size == 4 else 2
-        with pytest.raises(ValueError, match=rf"\(--tensor-parallel-size\) {message}"):
+        message = re.escape(f"tensor_parallel_size must {message}")
+        with pytest.raises(ValueError, match=f"^{message}$"):
             check_size(config(8, kv_heads, 100), size)
+
+    def test_of_a_model_that_is_had_in_one_piece_alone(self) -> None:
+        with pytest.raises(ValueError, match=r"9 attention heads, got 2: only 1 would do$"):
+            check_size(config(9, 9, 100), 2)
 
     def test_with_more_parts_than_tokens(self) -> None:
         rows = [Shard(rank, 8).vocabulary(10) for rank in range(8)]
@@ -179,7 +193,7 @@ class TestSizes:
         self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        message = r"\(--tensor-parallel-size\) must be at most the number of CUDA .* 1, got 2"
+        message = "^tensor_parallel_size must be at most the number of CUDA .* 1, got 2"
         with pytest.raises(ValueError, match=message):
             make_llm(tiny_model, tensor_parallel_size=2, device="cuda")
 

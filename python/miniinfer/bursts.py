@@ -33,7 +33,7 @@ class Onward(NamedTuple):
 class Outlet:
     """Where one connection's bytes go: a transport of asyncio's, or past it to its socket."""
 
-    __slots__ = ("_lane", "bypassed", "descriptor", "onward", "pending", "transport")
+    __slots__ = ("_lane", "_last_lane", "bypassed", "descriptor", "onward", "pending", "transport")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -43,6 +43,7 @@ class Outlet:
         self.bypassed = 0
         """Bytes that went another way than through here."""
         self._lane: Lane | None = None
+        self._last_lane: Lane | None = None
         socket = transport.get_extra_info("socket")
         encrypted = transport.get_extra_info("sslcontext") is not None
         # Only asyncio's own transports are known to say that they are lost before they close the
@@ -52,14 +53,14 @@ class Outlet:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since the core wrote, if it does so now."""
-        return None if self._lane is None else self._lane.silence()
+        """Seconds since the core last wrote, whether or not it may still; None if it never did."""
+        return None if self._last_lane is None else self._last_lane.silence()
 
     def go_on(self) -> None:
         """Let the core write, if that is how it goes on."""
         onward, self.onward = self.onward, None
         if onward is not None:
-            self._lane = onward.lane
+            self._lane = self._last_lane = onward.lane
             self._lane.open(self.descriptor, *onward[1:])
 
     def recall(self) -> None:

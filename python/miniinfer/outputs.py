@@ -73,7 +73,10 @@ class RequestOutput:
 
     @property
     def stop_reason(self) -> str | None:
-        """How the first choice here ended: eos, stop, max_tokens, cancelled or error."""
+        """How the first choice here ended: eos, stop, max_tokens, cancelled or error.
+
+        `outputs[0].stop_reason` is another thing, vLLM's: the stop string or token that ended it.
+        """
         first = self.outputs[0]
         if first.finish_reason == "stop":
             return "eos" if first.stop_reason is None else "stop"

@@ -45,8 +45,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Check each value."""
-        if self.method != _METHOD:
-            _refuse("method", f"{_METHOD!r}", self.method)
+        _check_method(self.method)
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, _MOST_TOKENS)
         _check_integer("prompt_lookup_min", self.prompt_lookup_min, _LONGEST)
         _check_integer("prompt_lookup_max", self.prompt_lookup_max, _LONGEST)
@@ -60,14 +59,19 @@ class SpeculativeConfig:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"speculative_config must be a JSON object: {error}") from None
         if not isinstance(value, Mapping):
             raise ValueError(f"speculative_config must be a mapping, got {value!r}")
+        # First: what other methods take are keys that this one does not know.
+        if value.get("method") is not None:
+            _check_method(value["method"])
         known = [field.name for field in fields(cls)]
         for key in value:
             if key not in known:
-                raise ValueError(f"speculative_config has the keys {', '.join(known)}, got {key!r}")
+                raise ValueError(
+                    f"speculative_config has no key {key!r}; it takes {', '.join(known)}"
+                )
         if value.get("num_speculative_tokens") is None:
             raise ValueError("speculative_config must have num_speculative_tokens")
         return cls(**_with_both_lengths(value))
@@ -98,6 +102,11 @@ def _with_both_lengths(given: Mapping[str, object]) -> dict[str, Any]:
     if low is None and isinstance(high, int):
         values["prompt_lookup_min"] = min(high, _DEFAULT_MIN)
     return values
+
+
+def _check_method(value: object) -> None:
+    if value != _METHOD:
+        _refuse("method", f"{_METHOD!r}", value)
 
 
 def _check_integer(key: str, value: object, high: int) -> None:

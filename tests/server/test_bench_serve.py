@@ -163,6 +163,22 @@ async def test_a_server_without_usage_is_counted_by_events():
         await runner.cleanup()
 
 
+async def test_a_refusal_is_told_in_the_servers_words(engine):
+    engine.script = talk
+    engine.max_model_len = 10_000
+    async with serving(engine) as session:
+        settings = LoadSettings(
+            url=url_of(session), model="nope", concurrency=1, num_requests=2, num_warmup=0
+        )
+        found = figures(await run_load(settings))
+        assert found["errors"] == {"HTTP 404": 2}
+        reason = found["error_reasons"]["HTTP 404"]
+        assert "nope" in reason
+        assert f"2 x HTTP 404: {reason}" in table(found)
+        with pytest.raises(CannotMeasure, match=f"^a request to warm up failed: {reason}$"):
+            await run_load(LoadSettings(**{**fields_of(settings), "num_warmup": 1}))
+
+
 async def test_keys_and_more_fields_are_sent(start, engine):
     from miniinfer.server.keys import ApiKey
 
@@ -179,7 +195,8 @@ async def test_keys_and_more_fields_are_sent(start, engine):
         )
         assert figures(await run_load(settings))["succeeded"] == 1
         assert engine.requests[0].params.ignore_eos
-        with pytest.raises(CannotMeasure, match="401"):
+        hint = r"/v1/models answers 401: .*\(here --api-key KEY, or MINIINFER_API_KEY\)$"
+        with pytest.raises(CannotMeasure, match=hint):
             await run_load(LoadSettings(**{**fields_of(settings), "api_key": "other"}))
 
 
@@ -292,11 +309,23 @@ async def test_the_command_without_success_is_a_failure(engine, capsys):
     assert "2 x HTTP 500" in capsys.readouterr().out
 
 
-def test_the_command_without_a_server(capsys):
-    assert main(["bench", "serve", "--url", "http://127.0.0.1:9"]) == 1
-    err = capsys.readouterr().err
-    assert "cannot reach http://127.0.0.1:9" in err
-    assert err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("flags", "before"), [([], ""), (["--model", "m"], "a request to warm up failed: ")]
+)
+def test_the_command_without_a_server(flags, before, capsys):
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9", *flags]) == 1
+    reason = "cannot reach the server at 127.0.0.1:9: Connection refused"
+    assert capsys.readouterr().err == f"miniinfer: error: {before}{reason}\n"
+
+
+def test_the_command_without_its_prompts(tmp_path, capsys):
+    path = tmp_path / "absent"
+    assert main(["bench", "serve", "--prompts", str(path)]) == 1
+    reason = f"cannot read the prompts in {str(path)!r}: No such file or directory"
+    assert capsys.readouterr().err == f"miniinfer: error: {reason}\n"
+    path.write_bytes(b"\xff")
+    assert main(["bench", "serve", "--prompts", str(path)]) == 1
+    assert f"the prompts in {str(path)!r}: it is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_a_page_without_success_has_no_distributions():

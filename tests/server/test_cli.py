@@ -108,6 +108,7 @@ def test_version(capsys):
         ["serve", "--kv-cache-memory", "1G", "--num-kv-blocks", "5"],
         ["serve", "--default-chat-template-kwargs", "[1]"],
         ["serve", "--default-chat-template-kwargs", "{"],
+        ["serve", "--default-chat-template-kwargs", "[" * 100_000],
         ["serve", "--chat-template", "/no/such/file"],
         ["serve", "--chat-template", "{{"],
         ["generate", "-p", "x", "--max-tokens", "0"],
@@ -134,6 +135,12 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["serve", "--dry-run", "--seed", "-1"], "error: --seed must"),
         (["serve", "--dry-run", "--engines", "2000"], "error: --engines must"),
         (["serve", "--dry-run", "--api-processes", "2000"], "error: --api-processes must"),
+        (
+            ["serve", "--dry-run", "--layout", "one", "--api-processes", "2", "--engines", "3"],
+            "--layout one excludes --api-processes 2 and --engines 3: ",
+        ),
+        (["serve", "--layout", "one", "--engines", "2"], "--layout one excludes --engines 2: "),
+        (["serve", "--dry-run", "--restart-engine"], "--restart-engine needs an engine process"),
         (["serve", "--dry-run", "--api-key", ""], "API key"),
         (["serve", "--dry-run", "--tool-call-parser", "hermit"], "--tool-call-parser"),
         (["serve", "--dry-run", "--reasoning-parser", "x"], "--reasoning-parser"),
@@ -146,6 +153,11 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         (["generate", "-p", "x", "--stop", ""], "--stop must"),
         (["chat", "--top-p", "0"], "--top-p must"),
         (["chat", "--url", "ftp://x"], "--url"),
+        (
+            ["chat", "--url", "x", "--device", "cuda", "--no-prefix-caching", "-tp", "2"],
+            "--device, --no-prefix-caching, --tensor-parallel-size cannot be set with --url",
+        ),
+        (["chat", "--url", "x", "--chat-template", "{{ x }}"], "--chat-template cannot"),
         (["chat", "--url", "host:port"], "--url"),
         (["chat", "--url", "host:70000"], "--url"),
         (["chat", "--url", "http://[::1"], "--url"),
@@ -156,6 +168,19 @@ def test_values_out_of_range_exit_with_2(arguments, named, capsys):
     err = capsys.readouterr().err
     assert named in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "bench serve", "bench core"])
+def test_a_flag_that_is_none_points_to_the_help_of_its_command(command, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main([*command.split(), "--prot", "1"])
+    assert exit_info.value.code == 2
+    name = f"miniinfer {command}"
+    assert capsys.readouterr().err.startswith(f"{name}: error: unrecognized arguments: --prot")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--prot=1"])
+    told = f"{name}: error: unrecognized arguments: --prot=1 ({name} --help explains)\n"
+    assert capsys.readouterr().err == told
 
 
 def test_values_out_of_range_cost_no_load(monkeypatch):
@@ -178,6 +203,31 @@ def test_dry_run_prints_the_settings_without_the_keys(capsys, monkeypatch):
     assert settings["server"]["default_chat_template_kwargs"] == {"a": 1}
     assert settings["server"]["api_keys"] == ["***"]
     assert "from-the-environment" not in out
+    names = [name for part in settings.values() for name in part]
+    assert len(names) == len(set(names))
+    assert settings["processes"] == {
+        "layout": "one",
+        "api_processes": 1,
+        "engines": 1,
+        "restart_engine": False,
+    }
+    assert settings["logs"] == {"log_level": "info", "log_format": "text"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [([], "one"), (["--layout", "two"], "two"), (["--engines", "2"], "two")],
+)
+def test_dry_run_prints_how_processes_and_logs_would_be(flags, layout, capsys):
+    more = ["--log-level", "error", "--log-format", "json"]
+    if layout == "two":
+        more.append("--restart-engine")
+    assert main(["serve", "--dry-run", "--port", "0", "--device", "cpu", *flags, *more]) == 0
+    settings = json.loads(capsys.readouterr().out)
+    assert settings["processes"]["layout"] == layout
+    assert settings["processes"]["engines"] == (2 if flags[:1] == ["--engines"] else 1)
+    assert settings["processes"]["restart_engine"] is (layout == "two")
+    assert settings["logs"] == {"log_level": "error", "log_format": "json"}
 
 
 def test_dry_run_tries_what_a_start_needs(capsys, tmp_path, monkeypatch):
@@ -425,10 +475,46 @@ async def test_http_backend_reports_errors(start, engine, script, message):
         await asyncio.to_thread(lambda: list(backend.chat(chat, {})))
 
 
-def test_http_backend_without_a_server():
-    backend = HttpBackend("127.0.0.1:9", model="m", api_key=None)
-    with pytest.raises(RuntimeError, match=r"at 127\.0\.0\.1:9: Connection refused$"):
+@pytest.mark.parametrize("model", ["m", None])
+def test_http_backend_without_a_server(model):
+    backend = HttpBackend("127.0.0.1:9", model=model, api_key=None)
+    refused = r"at 127\.0\.0\.1:9: Connection refused$"
+    with pytest.raises(RuntimeError, match=refused):
         list(backend.chat([], {}))
+    with pytest.raises(RuntimeError, match=refused), backend:
+        raise AssertionError("it was entered")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"hello\r\n\r\n", "does not answer in HTTP"),
+        (b"", "cannot reach the server"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{}", "/v1/models lists no model; name one"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\nno", "the server answered 404 Not Found"),
+        (
+            b'HTTP/1.0 401 No\r\n\r\n{"error": {"message": "a key"}}',
+            r"a key \(here --api-key KEY, or MINIINFER_API_KEY\)",
+        ),
+    ],
+)
+async def test_chat_tells_of_a_wrong_server_before_the_first_message(answer, message):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    def enter(url):
+        with HttpBackend(url, model=None, api_key=None):
+            raise AssertionError("it was entered")
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(RuntimeError, match=message):
+            await asyncio.to_thread(enter, url)
+
+
+def test_http_backend_refuses_what_is_no_url():
     with pytest.raises(UsageError):
         HttpBackend("http://", model=None, api_key=None)
 

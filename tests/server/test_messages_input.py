@@ -338,6 +338,8 @@ async def test_errors_of_every_status_have_anthropics_shape(start, engine):
     assert await error(401, json=BODY, headers={"X-Api-Key": "kez"}) == "authentication_error"
     assert await error(404, json=BODY | {"model": "claude"}) == "not_found_error"
     assert await error(404, path=f"{URL}/batches") == "not_found_error"
+    for path in ("/messages", f"/x{URL}", f"/v1{URL}", f"/x{URL}/count_tokens"):
+        assert await error(404, path=path) == "not_found_error"
     assert await error(405, method="GET") == "invalid_request_error"
     engine.script = lambda ids, params: [RuntimeError("a defect")]
     assert await error(500, json=BODY) == "api_error"
@@ -362,7 +364,22 @@ async def test_both_kinds_of_key_are_taken(start, engine):
             assert response.headers["request-id"] == response.headers["X-Request-Id"]
 
 
+@pytest.mark.parametrize("path", [URL, f"{URL}/count_tokens"])
+async def test_a_base_url_with_the_version_is_told_to_leave_it_out(client, path):
+    async with client.post(f"/v1{path}", json=BODY) as response:
+        assert response.status == 404
+        assert response.headers["request-id"] == response.headers["X-Request-Id"]
+        error = await error_of(response)
+    assert error["type"] == "not_found_error"
+    assert error["message"] == (
+        f"no such route: POST /v1{path}; leave /v1 out of the base URL, the client adds it"
+    )
+
+
 async def test_other_routes_keep_their_own_errors(client):
+    async with client.get("/v1/models/a/messages") as response:
+        assert response.status == 404
+        assert "type" not in await response.json()
     async with client.post("/v1/messagesandmore", json=BODY) as response:
         assert response.status == 404
         assert "type" not in await response.json()

@@ -122,7 +122,11 @@ async def until_dead(session: aiohttp.ClientSession, reason: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("-tp", "3"), "must divide the model's 4 attention heads, got 3"),
+        (
+            ("-tp", "3"),
+            "error: --tensor-parallel-size must divide the model's 4 attention heads, got 3: "
+            "1, 2 or 4 would do",
+        ),
         (("-tp", "0"), "must be an integer of at least 1, got '0'"),
         (("--tensor-parallel-size", "2000"), "must be from 1 to 1024, got 2000"),
         (("-tp", "2", "--quantization", "int4"), "quantization must be one of auto, none"),

@@ -32,6 +32,20 @@ SIZES = {
 PROMPT = 8192
 CANCELS = 10_000
 
+TITLES = {
+    "plan_commit_us_256": "plan and commit a step, 256 decoding",
+    "plan_commit_us_1024": "plan and commit a step, 1,024 decoding",
+    "plan_commit_us_4096": "plan and commit a step, 4,096 decoding",
+    "plan_commit_us_256_waiting_10000": "the same with 256, and 10,000 waiting",
+    "drain_us_per_token": "take a token's text from the core",
+    "admit_us_8192_cold": "admit a prompt of 8,192, none cached",
+    "admit_us_8192_hit": "admit a prompt of 8,192, all cached",
+    "cancel_us": "cancel a request, one of 10,000",
+    "python_plan_commit_p50_us_256": "a step of 256 beside a busy event loop",
+    "python_plan_commit_p99_us_256": "the same, 99th percentile",
+}
+"""The figures in words, in the order of the table."""
+
 # The server's switch interval; with the default of 5 ms a thread can wait that long for its turn.
 SWITCH_INTERVAL_SECONDS = 0.0005
 
@@ -42,7 +56,7 @@ _FORWARD_SECONDS = 0.001
 def measure(scale: float = 1.0) -> tuple[Figures, Figures]:
     """Return the figures of the core, as seen from Python, and of the scheduler in Python.
 
-    `scale` shortens everything, for tests: 1 takes about a minute.
+    `scale` shortens everything, for tests: 1 takes about ten seconds.
     """
     core: Figures = {}
     python: Figures = {}
@@ -195,11 +209,18 @@ def _us(seconds: float) -> float:
 
 def table(core: Figures, python: Figures) -> str:
     """Return the figures in columns, with what the scheduler in Python takes as a multiple."""
-    lines = [f"{'microseconds':36} {'core':>10} {'in Python':>11} {'ratio':>7}"]
-    for name, value in core.items():
-        other = python.get(name)
-        rest = "" if other is None else f" {other:11,.1f} {other / value:6.1f}x"
-        lines.append(f"{name:36} {value:10,.2f}{rest}")
+    lines = [
+        "Microseconds, medians. core: miniinfer's, called from Python as its engine does;",
+        "plain Python: a scheduler of the same semantics; ratio: how many times as long it takes.",
+        "",
+        f"{'':40} {'core':>10} {'plain Python':>14} {'ratio':>8}",
+    ]
+    for name, title in TITLES.items():
+        if name not in core:
+            continue
+        value, other = core[name], python.get(name)
+        rest = "" if other is None else f" {other:14,.1f} {other / value:7.1f}x"
+        lines.append(f"{title:40} {value:10,.2f}{rest}")
     return "\n".join(lines)
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import aiohttp
 
-from .serve_client import PATHS, RequestResult, send
+from miniinfer.server_failures import refusal
+
+from .serve_client import PATHS, RequestResult, not_connected, send
 from .serve_load import bodies_from_file, poisson_arrivals, random_bodies
 
 
@@ -100,7 +102,8 @@ async def run_load(settings: LoadSettings) -> LoadRun:
         for body in warm:
             result = await send(session, url, body, settings.timeout)
             if result.error is not None:
-                raise CannotMeasure(f"a request to warm up failed: {result.error}")
+                reason = result.reason or result.error
+                raise CannotMeasure(f"a request to warm up failed: {reason}")
         began = time.perf_counter()
         if settings.rate is not None:
             results = await _open_loop(session, url, counted, settings)
@@ -129,13 +132,11 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(f"{url}/v1/models") as response:
             if response.status != 200:
-                raise CannotMeasure(f"{url}/v1/models answers {response.status}")
+                reason = refusal(response.status, response.reason, await response.read())
+                raise CannotMeasure(f"{url}/v1/models answers {response.status}: {reason}")
             return str((await response.json())["data"][0]["id"])
-    except aiohttp.ClientConnectorCertificateError as error:
-        reason = f"{error.certificate_error}; --cacert FILE trusts it, --insecure does not verify"
-        raise CannotMeasure(f"cannot reach {url}: {reason}") from error
     except aiohttp.ClientError as error:
-        raise CannotMeasure(f"cannot reach {url}: {error}") from error
+        raise CannotMeasure(not_connected(url, error)) from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CannotMeasure(f"{url}/v1/models lists no model; name one") from error
 

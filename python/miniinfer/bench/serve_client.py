@@ -8,8 +8,11 @@ import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
+
+from miniinfer.server_failures import refusal, unreachable
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -26,6 +29,8 @@ class RequestResult:
     output_tokens: int = 0
     error: str | None = None
     """What kind of failure it was, if it failed."""
+    reason: str | None = None
+    """The failure in the server's own words or the system's, if they say more than its kind."""
 
     @property
     def ttft(self) -> float:
@@ -59,8 +64,9 @@ async def send(
         async with asyncio.timeout(timeout):
             async with session.post(url, json=body) as response:
                 if response.status != 200:
-                    await response.read()
                     result.error = f"HTTP {response.status}"
+                    body = await response.read()
+                    result.reason = refusal(response.status, response.reason, body)
                 else:
                     result.error = await _read(response, result)
                     _leave(response)
@@ -68,12 +74,23 @@ async def send(
         result.error = "timeout"
     except (aiohttp.ClientError, ConnectionError) as error:
         result.error = f"connection: {type(error).__name__}"
+        result.reason = not_connected(url, error)
     except (ValueError, KeyError, TypeError, IndexError):
         result.error = "not a stream of OpenAI's"
     result.ended = time.perf_counter()
     if result.error is None and not result.arrivals:
         result.error = "no text"
     return result
+
+
+def not_connected(url: str, error: Exception) -> str:
+    """Return why a request to a server's URL got no answer, from what aiohttp raised."""
+    cause: Exception = error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+    return unreachable(urlsplit(url).netloc, cause)
 
 
 async def _read(response: aiohttp.ClientResponse, result: RequestResult) -> str | None:
@@ -92,6 +109,8 @@ async def _read(response: aiohttp.ClientResponse, result: RequestResult) -> str 
             raise TypeError("an event is an object")
         if "error" in event:
             error = event["error"]
+            if message := error.get("message"):
+                result.reason = str(message)
             return f"stream error: {error.get('code') or error.get('type')}"
         if usage := event.get("usage"):
             result.prompt_tokens = usage["prompt_tokens"]

@@ -38,9 +38,10 @@ def bodies_from_file(
     """Return `count` bodies from a file, from its start again if it has fewer.
 
     Each line of a `.jsonl` file is an object with `prompt` or `messages` and any other field of a
-    request; each line of another file is a prompt. Raises `ValueError` naming the line.
+    request; each line of another file is a prompt. Raises `ValueError` naming the file or the
+    line.
     """
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in _text_of(path).splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{path} holds no prompts")
     fields: list[dict[str, Any]] = []
@@ -56,6 +57,14 @@ def bodies_from_file(
             raise ValueError(f"{path}, line {number}: needs either prompt or messages")
         fields.append(entry)
     return [_body(fields[at % len(fields)], max_tokens, endpoint) for at in range(count)]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ValueError(f"cannot read the prompts in {str(path)!r}: {reason}") from error
 
 
 def _body(fields: dict[str, Any], max_tokens: int, endpoint: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def figures(run: LoadRun) -> dict[str, Any]:
         "requests": len(run.results),
         "succeeded": len(good),
         "errors": dict(sorted(errors.items())),
+        "error_reasons": _reasons(run),
         "seconds": run.seconds,
         "requests_per_second": len(good) / run.seconds,
         "prompt_tokens": prompt,
@@ -59,6 +60,15 @@ def figures(run: LoadRun) -> dict[str, Any]:
             for percent in PERCENTILES:
                 found[f"{name}_p{percent}_ms"] = 1000 * percentile(values, percent)
     return found
+
+
+def _reasons(run: LoadRun) -> dict[str, str]:
+    """The first reason of each kind of error that has one, in one line."""
+    reasons: dict[str, str] = {}
+    for result in run.results:
+        if result.error is not None and result.reason is not None:
+            reasons.setdefault(result.error, " ".join(result.reason.split()))
+    return reasons
 
 
 def table(found: dict[str, Any]) -> str:
@@ -78,5 +88,8 @@ def table(found: dict[str, Any]) -> str:
             values = (found[f"{name}_{column}_ms"] for column in columns)
             lines.append(f"{label:24}" + "".join(f"{value:10.2f}" for value in values))
     if found["errors"]:
-        lines += ["", "errors:", *(f"  {n} x {kind}" for kind, n in found["errors"].items())]
+        lines += ["", "errors:"]
+        for kind, count in found["errors"].items():
+            reason = found["error_reasons"].get(kind)
+            lines.append(f"  {count} x {kind}" + ("" if reason is None else f": {reason}"))
     return "\n".join(lines)

@@ -39,7 +39,7 @@ def _add_core(subjects: Subparsers) -> None:
         help="scheduling and admission, without a model",
         description=(
             "Measure scheduling, admission and cancelling as Python sees them, beside a scheduler "
-            "of the same semantics in plain Python. Takes about a minute."
+            "of the same semantics in plain Python. Takes about ten seconds."
         ),
     )
     _add_outputs(parser)

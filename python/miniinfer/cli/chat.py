@@ -11,10 +11,12 @@ from .client_options import add_tls_options, tls_context
 from .options import (
     API_KEY_VARIABLE,
     Subparsers,
+    UsageError,
     add_engine_options,
     add_sampling_options,
     api_key_from_environment,
     engine_args,
+    given_engine_flags,
     sampling_fields,
 )
 
@@ -59,6 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _backend(arguments: argparse.Namespace) -> Backend:
     if arguments.url is not None:
+        if flags := given_engine_flags(arguments):
+            raise UsageError(
+                f"{', '.join(flags)} cannot be set with --url: the server's engine is running"
+            )
         from .http_backend import HttpBackend
 
         key = arguments.api_key or api_key_from_environment()

@@ -13,7 +13,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser) -> str:
     Settings are told from other words by their underscores, or by standing at the start before
     "must".
     """
-    names = _flags(parser)
+    names = long_flags(parser)
 
     def flag(match: re.Match[str]) -> str:
         return names.get(match[0], match[0])
@@ -21,7 +21,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser) -> str:
     return re.sub(r"^[a-z]\w*(?= must\b)|(?<![\w./-])[a-z]+(?:_[a-z]+)+(?![\w/-])", flag, message)
 
 
-def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+def long_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Return the long flag of each setting, by the name of its value and by its own."""
     flags = {}
     for action in _actions(parser):

@@ -9,13 +9,19 @@ from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from miniinfer.server_failures import refusal, unreachable
+
 from .client_options import split_url
 
 _CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 class HttpBackend:
-    """Talks to `/v1/chat/completions` of an OpenAI-compatible server."""
+    """Talks to `/v1/chat/completions` of an OpenAI-compatible server.
+
+    As a context it is there to be entered only if the server can be reached; RuntimeError says why
+    it cannot.
+    """
 
     def __init__(
         self,
@@ -34,6 +40,11 @@ class HttpBackend:
         self._tls = tls
 
     def __enter__(self) -> Self:
+        if self._model is None:
+            self._first_model()
+        else:
+            # No request: a server need not list its models to one who knows them.
+            self._connected().close()
         return self
 
     def __exit__(
@@ -57,6 +68,9 @@ class HttpBackend:
         connection, response = self._request("GET", "/v1/models", None)
         try:
             self._model = str(json.loads(response.read())["data"][0]["id"])
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            where = f"{self._parts.netloc}{self._base}/v1/models"
+            raise RuntimeError(f"{where} lists no model; name one") from error
         finally:
             connection.close()
         return self._model
@@ -64,31 +78,34 @@ class HttpBackend:
     def _request(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._connection()
+        connection = self._connected()
         try:
-            connection.connect()
             connection.sock.settimeout(None)  # An answer may take as long as it takes.
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, self._base + path, data, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise RuntimeError(_error_message(response))
-        except ssl.SSLCertVerificationError as error:
-            connection.close()
-            raise RuntimeError(
-                f"cannot reach the server at {self._parts.netloc}: {error.verify_message}; "
-                "--cacert FILE trusts it, --insecure does not verify"
-            ) from error
+                raise RuntimeError(refusal(response.status, response.reason, response.read()))
         except OSError as error:
             connection.close()
-            reason = error.strerror or error
-            raise RuntimeError(
-                f"cannot reach the server at {self._parts.netloc}: {reason}"
-            ) from error
+            raise RuntimeError(unreachable(self._parts.netloc, error)) from error
+        except http.client.HTTPException as error:
+            connection.close()
+            reason = f"it does not answer in HTTP ({type(error).__name__})"
+            raise RuntimeError(f"cannot talk to {self._parts.netloc}: {reason}") from error
         except BaseException:
             connection.close()
             raise
         return connection, response
+
+    def _connected(self) -> http.client.HTTPConnection:
+        connection = self._connection()
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise RuntimeError(unreachable(self._parts.netloc, error)) from error
+        return connection
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._parts.hostname, self._parts.port
@@ -123,11 +140,3 @@ def _events(lines: Iterable[bytes]) -> Generator[bytes]:
         elif not text and data:
             yield b"\n".join(data)
             data = []
-
-
-def _error_message(response: http.client.HTTPResponse) -> str:
-    text = response.read().decode("utf-8", "replace")
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status} {response.reason}"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from miniinfer.chat_template import ChatTemplate, ChatTemplateError
 from miniinfer.parallel.torchrun import torchrun
 
+from .flags import long_flags
+
 if TYPE_CHECKING:
     from miniinfer.config import EngineArgs
 
@@ -24,6 +26,32 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?", re.IGNORECASE)
 
 
+_ENGINE_SETTINGS = (
+    "tokenizer",
+    "revision",
+    "dtype",
+    "quantization",
+    "load_format",
+    "attention_backend",
+    "async_scheduling",
+    "enforce_eager",
+    "kv_cache_dtype",
+    "device",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_kv_blocks",
+    "kv_cache_memory",
+    "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "target_itl_ms",
+    "speculative_config",
+    "threads",
+)
+"""Settings of the engine that are called as their flags, but for those that requests have too."""
+
+
 class UsageError(Exception):
     """The command line makes no sense; the message says what to change."""
 
@@ -34,6 +62,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with 2."""
         self.exit(2, f"{self.prog}: error: {message} ({self.prog} --help explains)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse words that are not known here: argparse would leave that to the first parser,
+        which knows neither the command nor its flags."""
+        arguments, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments, unknown
 
 
 def positive_int(text: str) -> int:
@@ -71,7 +107,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
@@ -155,7 +191,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=json_object,
         metavar="JSON",
         help="draft tokens from what a request quotes and verify several in a step, as "
-        '{"method": "ngram", "num_speculative_tokens": 4} (default: no drafts)',
+        '{"method": "ngram", "num_speculative_tokens": 4}; prompt_lookup_max (4) and '
+        "prompt_lookup_min (2) say how many tokens must occur again (default: no drafts)",
     )
     _add_memory_options(parser)
     group.add_argument("--seed", type=int, metavar="N", help="seed for requests without one")
@@ -254,31 +291,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """Return the engine's settings; raises `UsageError` for values that exclude each other."""
     from miniinfer.config import EngineArgs
 
-    names: tuple[str, ...] = (
-        "model",
-        "tokenizer",
-        "revision",
-        "dtype",
-        "quantization",
-        "load_format",
-        "attention_backend",
-        "async_scheduling",
-        "enforce_eager",
-        "kv_cache_dtype",
-        "device",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "block_size",
-        "num_kv_blocks",
-        "kv_cache_memory",
-        "gpu_memory_utilization",
-        "enable_prefix_caching",
-        "target_itl_ms",
-        "speculative_config",
-        "seed",
-        "threads",
-    )
+    names = ("model", "seed", *_ENGINE_SETTINGS)
     if hasattr(arguments, "step_timeout"):
         names += ("max_backlog", "stall_limit", "step_timeout")
     values = {name: getattr(arguments, name) for name in names}
@@ -290,6 +303,17 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
         return EngineArgs(tensor_parallel_size=size, **values)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def given_engine_flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags that shape an engine and were given another value than their default."""
+    parser = arguments.command
+    flags = long_flags(parser)
+    return [
+        flags[name]
+        for name in (*_ENGINE_SETTINGS, "tensor_parallel_size", "chat_template")
+        if getattr(arguments, name) != parser.get_default(name)
+    ]
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int | None) -> None:

@@ -51,6 +51,9 @@ _SAME_NAMES = (
     "access_log",
 )
 
+# Settings of the engine that the server has under its own names: its values count.
+_SHOWN_OF_THE_SERVER = ("chat_template", "served_model_name", "stall_limit")
+
 
 def add_parser(commands: Subparsers) -> None:
     """Add the command and its flags."""
@@ -140,8 +143,7 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--layout",
         choices=("one", "two"),
-        default="one",
-        help="one process, or the engine in a process of its own (default: %(default)s)",
+        help="one process, or the engine in a process of its own (default: one)",
     )
     group.add_argument(
         "--api-processes",
@@ -169,8 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine = engine_args(arguments)
     config = server_config(arguments)
     several = max(arguments.api_processes, arguments.engines) > 1
-    if arguments.restart_engine and arguments.layout == "one" and not several:
-        raise UsageError("--restart-engine needs an engine process: add --layout two")
+    layout = _layout(arguments)
     if arguments.engines > 1 and torchrun() is not None:
         raise UsageError(
             f"--engines must be 1 where torchrun has started the processes, got {arguments.engines}"
@@ -180,14 +181,15 @@ def run(arguments: argparse.Namespace) -> int:
         from miniinfer.server.run import check
 
         check(config)
-        print(json.dumps(_shown(engine, config), indent=2, default=repr))
+        shown = _shown(engine, config) | _shown_flags(arguments, layout)
+        print(json.dumps(shown, indent=2, default=repr))
         return 0
 
     from miniinfer.server.run import serve
 
     def load() -> Engine:
         logger.info("loading %s", engine.model or "the built-in model")
-        if arguments.layout == "two":
+        if layout == "two":
             from miniinfer.remote_llm import RemoteLLM
 
             return RemoteLLM.from_args(engine, restart=arguments.restart_engine)
@@ -201,6 +203,18 @@ def run(arguments: argparse.Namespace) -> int:
 
         return serve_processes(engine, config, processes)
     return serve(load, config)
+
+
+def _layout(arguments: argparse.Namespace) -> str:
+    """Return the layout that was asked for or is implied; raises `UsageError` if both differ."""
+    counts = {"--api-processes": arguments.api_processes, "--engines": arguments.engines}
+    several = [f"{flag} {count}" for flag, count in counts.items() if count > 1]
+    if several and arguments.layout == "one":
+        raise UsageError(f"--layout one excludes {' and '.join(several)}: that takes layout two")
+    layout: str = arguments.layout or ("two" if several else "one")
+    if arguments.restart_engine and layout == "one":
+        raise UsageError("--restart-engine needs an engine process: add --layout two")
+    return layout
 
 
 def _processes(arguments: argparse.Namespace, engine: EngineArgs) -> Processes:
@@ -243,7 +257,19 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
 
 
 def _shown(engine: EngineArgs, config: ServerConfig) -> dict[str, object]:
-    """Return all settings for printing; keys stay secret."""
+    """Return the settings of engine and server for printing, each once; keys stay secret."""
     server = {name.name: getattr(config, name.name) for name in dataclasses.fields(config)}
     server["api_keys"] = [key.name or "***" for key in config.api_keys]
-    return {"engine": dataclasses.asdict(engine), "server": server}
+    shown = dataclasses.asdict(engine)
+    for name in _SHOWN_OF_THE_SERVER:
+        del shown[name]
+    return {"engine": shown, "server": server}
+
+
+def _shown_flags(arguments: argparse.Namespace, layout: str) -> dict[str, object]:
+    """Return for printing what no settings object holds."""
+    counts = {name: getattr(arguments, name) for name in ("api_processes", "engines")}
+    return {
+        "processes": {"layout": layout, **counts, "restart_engine": arguments.restart_engine},
+        "logs": {"log_level": arguments.log_level, "log_format": arguments.log_format},
+    }

@@ -30,8 +30,8 @@ def lead_or_follow(args: EngineArgs, path: Path, config: ModelConfig) -> Leader:
         return Leader(args, path, None)
     if launch.size != size:
         raise ValueError(
-            "tensor_parallel_size (--tensor-parallel-size) must be the number of processes that "
-            f"were launched (WORLD_SIZE), {launch.size}, got {size}"
+            "tensor_parallel_size must be the number of processes that were launched "
+            f"(WORLD_SIZE), {launch.size}, got {size}"
         )
     if launch.rank > 0:
         from .follower import follow_torchrun

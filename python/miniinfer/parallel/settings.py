@@ -35,8 +35,8 @@ def rank_device(args: EngineArgs, local_rank: int, local_size: int) -> torch.dev
     count = torch.cuda.device_count()
     if local_size > count:
         raise ValueError(
-            "tensor_parallel_size (--tensor-parallel-size) must be at most the number of CUDA "
-            f"devices of a machine, {count}, got {local_size}"
+            "tensor_parallel_size must be at most the number of CUDA devices of a machine, "
+            f"{count}, got {local_size}"
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

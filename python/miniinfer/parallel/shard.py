@@ -14,23 +14,32 @@ from ..model.fill import Part
 __all__ = ["Shard", "check_size"]
 
 _ALL = slice(None)
-_SETTING = "tensor_parallel_size (--tensor-parallel-size)"
 
 
 def check_size(config: ModelConfig, size: int) -> None:
-    """Raise `ValueError` for a model that cannot be split into `size` parts."""
+    """Raise `ValueError`, which names the sizes there are, for a model that has no `size` parts."""
+    demand = _demand(config, size)
+    if demand is None:
+        return
+    # All that divide the attention heads are among these.
+    sizes = range(1, config.num_heads + 1)
+    *most, largest = [str(each) for each in sizes if _demand(config, each) is None]
+    fitting = f"{', '.join(most)} or {largest} would do" if most else f"only {largest} would do"
+    raise ValueError(f"tensor_parallel_size must {demand}, got {size}: {fitting}")
+
+
+def _demand(config: ModelConfig, size: int) -> str | None:
+    """What the model demands of the number of its parts and `size` is not; None if it will do."""
     for count, what in (
         (config.num_heads, "attention heads"),
         (config.intermediate_size, "columns of the MLP (intermediate_size)"),
     ):
         if count % size:
-            raise ValueError(f"{_SETTING} must divide the model's {count} {what}, got {size}")
+            return f"divide the model's {count} {what}"
     heads = config.num_kv_heads
     if heads % size and size % heads:
-        raise ValueError(
-            f"{_SETTING} must divide the model's {heads} key-value heads or be a multiple of "
-            f"them, got {size}"
-        )
+        return f"divide the model's {heads} key-value heads or be a multiple of them"
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -163,6 +163,8 @@ def from_http_exception(error: web.HTTPException, method: str, path: str) -> Api
     headers = {}
     if isinstance(error, web.HTTPNotFound):
         message, code = f"no such route: {method} {path}", "route_not_found"
+        if "/v1/v1/" in path:
+            message += "; leave /v1 out of the base URL, the client adds it"
     elif isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message, code = f"{path} takes {allowed}, not {method}", "method_not_allowed"

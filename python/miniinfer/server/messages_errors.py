@@ -22,8 +22,15 @@ _TYPES = {
 """By status; what is not here is an `api_error`."""
 
 
-def is_messages_path(path: str) -> bool:
-    """Whether a path is one of this API, errors included."""
+_ENDINGS = ("/messages", "/messages/count_tokens")
+"""Of the paths that clients of this API post to, whatever base URL they were given."""
+
+
+def is_for_messages(request: web.Request) -> bool:
+    """Whether a request is for this API, be it at a path that there is not."""
+    path = request.path
+    if request.method == "POST" and path.endswith(_ENDINGS):
+        return True
     return path == PATH or path.startswith(PATH + "/")
 
 

@@ -72,7 +72,7 @@ async def _answer(
         request.app.logger.exception("%s %r failed", request.method, request.path)
         error = internal()
     record.error_code = error.code
-    if messages_errors.is_messages_path(request.path):
+    if messages_errors.is_for_messages(request):
         return messages_errors.error_response(error, record.request_id)
     return error.response()
 
@@ -146,7 +146,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     # What aiohttp refuses by itself, such as an unknown Expect, has not been through `errors`.
     record = request.get(RECORD)
     response.headers["X-Request-Id"] = record.request_id if record else uuid.uuid4().hex
-    if messages_errors.is_messages_path(request.path):
+    if messages_errors.is_for_messages(request):
         response.headers["request-id"] = response.headers["X-Request-Id"]
     origin = _allowed_origin(request)
     if origin is not None:
