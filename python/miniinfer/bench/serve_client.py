@@ -65,8 +65,8 @@ async def send(
             async with session.post(url, json=body) as response:
                 if response.status != 200:
                     result.error = f"HTTP {response.status}"
-                    body = await response.read()
-                    result.reason = refusal(response.status, response.reason, body)
+                    answer = await response.read()
+                    result.reason = refusal(response.status, response.reason, answer)
                 else:
                     result.error = await _read(response, result)
                     _leave(response)

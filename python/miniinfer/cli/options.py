@@ -291,7 +291,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     """Return the engine's settings; raises `UsageError` for values that exclude each other."""
     from miniinfer.config import EngineArgs
 
-    names = ("model", "seed", *_ENGINE_SETTINGS)
+    names: tuple[str, ...] = ("model", "seed", *_ENGINE_SETTINGS)
     if hasattr(arguments, "step_timeout"):
         names += ("max_backlog", "stall_limit", "step_timeout")
     values = {name: getattr(arguments, name) for name in names}
