@@ -126,7 +126,8 @@ def rooflines(figures: Figures) -> dict[str, float]:
     for clients in CLIENTS:
         found[f"tok_s_gguf_{clients}"] = quantised.rate(clients)
         found[f"ttft_ms_gguf_{clients}"] = 1000 * quantised.prefill(clients * _PROMPT)
-        found[f"tok_s_plain-bfloat16_{clients}"] = plain.rate(clients)
+        if bfloat16:
+            found[f"tok_s_plain-bfloat16_{clients}"] = plain.rate(clients)
     for name in figures:
         if name.startswith("kernels_ms_"):
             found[name] = figures[name.replace("kernels_ms_", "kernels_floor_ms_")]
