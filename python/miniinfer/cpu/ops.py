@@ -86,26 +86,9 @@ def cpu_paged_attention(
 
 
 @cpu_paged_attention.register_fake
-def _(
-    heads: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    key_scales: Tensor | None,
-    value_scales: Tensor | None,
-    rotary_table: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    rows: Tensor,
-    block_table: Tensor,
-    num_heads: int,
-    num_decodes: int,
-    window: int = 0,
-    norm: Tensor | None = None,
-    epsilon: float = 0.0,
-) -> Tensor:
-    return heads.new_empty(heads.shape[0], num_heads * key_cache.shape[3])
+def _(heads: Tensor, key_cache: Tensor, *_others: object, **_named: object) -> Tensor:
+    kv_heads, width = key_cache.shape[2:]
+    return heads.new_empty(heads.shape[0], heads.shape[1] - 2 * kv_heads * width)
 
 
 def _kernel(

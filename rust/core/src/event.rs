@@ -20,7 +20,7 @@ impl EventFrame {
         scratch.clear();
         scratch.resize(HEAD, 0);
         scratch.extend_from_slice(&self.before);
-        push_json(text, scratch);
+        serde_json::to_writer(&mut *scratch, text).expect("invariant: memory takes all bytes");
         scratch.extend_from_slice(&self.after);
         if !self.chunked {
             return &scratch[HEAD..];
@@ -31,25 +31,6 @@ impl EventFrame {
         scratch[start..HEAD].copy_from_slice(head.as_bytes());
         &scratch[start..]
     }
-}
-
-/// Appends a text as a JSON string (RFC 8259, 7), escaping no more than must be.
-fn push_json(text: &str, out: &mut Vec<u8>) {
-    out.push(b'"');
-    for &byte in text.as_bytes() {
-        match byte {
-            b'"' => out.extend_from_slice(b"\\\""),
-            b'\\' => out.extend_from_slice(b"\\\\"),
-            b'\n' => out.extend_from_slice(b"\\n"),
-            b'\r' => out.extend_from_slice(b"\\r"),
-            b'\t' => out.extend_from_slice(b"\\t"),
-            8 => out.extend_from_slice(b"\\b"),
-            12 => out.extend_from_slice(b"\\f"),
-            0..32 => out.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
-            _ => out.push(byte),
-        }
-    }
-    out.push(b'"');
 }
 
 #[cfg(all(test, not(loom)))]

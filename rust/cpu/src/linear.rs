@@ -207,6 +207,10 @@ impl Linear {
         rows: usize,
     ) {
         let width = call.before.input_columns(self.columns);
+        let source = |row: usize, buffer: &mut Vec<f32>| {
+            let row = &call.input[row * width..][..width];
+            call.before.apply(isa, row, buffer)
+        };
         let (mut prepared, mut spread) = (None, None);
         let mut start = 0;
         for (index, part) in self.parts.iter().enumerate() {
@@ -221,9 +225,9 @@ impl Linear {
                 Part::Quantized(matrix) => {
                     let layout = matrix.layout();
                     if prepared != Some((layout.group(), layout.zero())) {
-                        clock(profile::Part::Inputs, || {
-                            self.quantize(isa, pool, scratch, call, matrix, rows);
-                        });
+                        let inputs = &mut scratch.activations;
+                        inputs.resize(layout, rows, self.columns);
+                        clock(profile::Part::Inputs, || inputs.fill(isa, pool, &source));
                         prepared = Some((layout.group(), layout.zero()));
                     }
                     let inputs = &scratch.activations;
@@ -235,10 +239,6 @@ impl Linear {
                     let form = matrix.form(isa);
                     if spread != Some(form) {
                         let shape = (form, rows, self.columns);
-                        let source = |row: usize, buffer: &mut Vec<f32>| {
-                            let row = &call.input[row * width..][..width];
-                            call.before.apply(isa, row, buffer)
-                        };
                         clock(profile::Part::Inputs, || {
                             scratch.dense.fill(isa, pool, shape, &source);
                         });
@@ -251,24 +251,5 @@ impl Linear {
             }
             start += part.rows();
         }
-    }
-
-    fn quantize(
-        &self,
-        isa: Isa,
-        pool: &Pool,
-        scratch: &mut Scratch,
-        call: &Call<'_>,
-        matrix: &PackedMatrix,
-        rows: usize,
-    ) {
-        let width = call.before.input_columns(self.columns);
-        scratch
-            .activations
-            .resize(matrix.layout(), rows, self.columns);
-        scratch.activations.fill(isa, pool, &|row, buffer| {
-            let row = &call.input[row * width..][..width];
-            call.before.apply(isa, row, buffer)
-        });
     }
 }

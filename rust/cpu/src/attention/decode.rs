@@ -108,7 +108,7 @@ impl Step<'_> {
             let next = (index + 1 < share.end).then(|| slots_of(index + 1));
             for turn in 0..self.together {
                 let head = first_head + turn;
-                let start = piece.token * self.queries.stride + head * group * size;
+                let start = piece.request.start * self.queries.stride + head * group * size;
                 let job = PieceJob {
                     cache: self.cache,
                     slots: slots.get(),
@@ -123,7 +123,7 @@ impl Step<'_> {
                 // SAFETY: the caller's promise; slots are in the cache.
                 unsafe { kernel(&job, partial) };
                 if piece.is_whole {
-                    let place = (piece.token * heads + head * group) * size;
+                    let place = (piece.request.start * heads + head * group) * size;
                     for (row, from) in partial.chunks_exact(entry).enumerate() {
                         finish(from, self.results.part(place + row * size, size));
                     }

@@ -10,8 +10,6 @@ use super::{Queries, Request, first_key};
 /// One run of one token's context.
 pub(super) struct Piece<'a> {
     pub request: Request<'a>,
-    /// Its row among the queries.
-    pub token: usize,
     /// The run's first position, and the one behind its last.
     pub first: usize,
     pub end: usize,
@@ -19,25 +17,21 @@ pub(super) struct Piece<'a> {
     pub is_whole: bool,
 }
 
-/// Cuts the contexts of all new tokens.
+/// Cuts the contexts of requests that have one new token each.
 pub(super) fn cut<'a>(queries: &Queries<'_>, requests: &[Request<'a>]) -> Vec<Piece<'a>> {
     let mut pieces = Vec::with_capacity(requests.len());
     for request in requests {
-        for token in 0..request.tokens {
-            let position = request.length - request.tokens + token;
-            let start = first_key(position, queries.window);
-            let mut first = start;
-            while first <= position {
-                let end = ((first / RUN + 1) * RUN).min(position + 1);
-                pieces.push(Piece {
-                    request: *request,
-                    token: request.start + token,
-                    first,
-                    end,
-                    is_whole: first == start && end == position + 1,
-                });
-                first = end;
-            }
+        let start = first_key(request.length - 1, queries.window);
+        let mut first = start;
+        while first < request.length {
+            let end = ((first / RUN + 1) * RUN).min(request.length);
+            pieces.push(Piece {
+                request: *request,
+                first,
+                end,
+                is_whole: first == start && end == request.length,
+            });
+            first = end;
         }
     }
     pieces
@@ -61,7 +55,7 @@ pub(super) fn merge(
 ) {
     let entry = size + 2;
     let mut joined = vec![0.0; entry];
-    for parts in pieces.chunk_by(|a, b| a.token == b.token) {
+    for parts in pieces.chunk_by(|a, b| a.request.start == b.request.start) {
         if parts[0].is_whole {
             continue;
         }
@@ -75,7 +69,7 @@ pub(super) fn merge(
             }
             finish(
                 &joined,
-                &mut out[(parts[0].token * heads + head) * size..][..size],
+                &mut out[(parts[0].request.start * heads + head) * size..][..size],
             );
         }
     }
