@@ -10,7 +10,7 @@ import os
 import aiohttp
 import pytest
 
-from .soak import resident_bytes, storm, until_quiet
+from .soak import fill_tokenizer_cache, resident_bytes, storm, until_quiet
 from .test_real_engine import served_process
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "60"))
@@ -30,6 +30,7 @@ async def test_soak(tiny_model):
     async with served_process(tiny_model, *arguments) as (process, session):
         port = session._base_url.port
         # Allocators, caches and pools reach their size.
+        await fill_tokenizer_cache(session)
         warm = await storm(port, SECONDS / 3, seed=1)
         await until_quiet(session)
         before = resident_bytes(process.pid)
