@@ -36,6 +36,14 @@ pub enum PackError {
         /// Its columns.
         columns: usize,
     },
+    /// Memory that the system does not give.
+    #[error("there is no memory for weights of {bytes} bytes: {reason}")]
+    Memory {
+        /// How much was asked for.
+        bytes: usize,
+        /// What the system says.
+        reason: String,
+    },
     /// Weights that are not finite, which no group of codes can stand for.
     #[error("row {row} has a weight that is not finite")]
     NotFinite {

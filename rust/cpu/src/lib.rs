@@ -12,6 +12,7 @@
 //! the same bits, alone or in a batch.
 
 pub mod activations;
+pub mod arena;
 pub mod attention;
 mod before;
 pub mod dense;

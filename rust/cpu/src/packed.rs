@@ -1,10 +1,10 @@
 //! A quantised matrix, packed for the kernels.
 
+use crate::arena::WeightBytes;
 use crate::error::PackError;
 use crate::format::{Format, Group};
 use crate::half::{f16_to_f32, f32_to_f16};
 use crate::layout::{Layout, PANEL};
-use crate::memory::AlignedBytes;
 use crate::pool::Pool;
 use crate::quantize::{self, Bits};
 use crate::shared::SharedMut;
@@ -14,7 +14,7 @@ pub struct PackedMatrix {
     layout: Layout,
     rows: usize,
     columns: usize,
-    bytes: AlignedBytes,
+    bytes: WeightBytes,
 }
 
 impl PackedMatrix {
@@ -81,7 +81,7 @@ impl PackedMatrix {
             layout,
             rows,
             columns,
-            bytes: AlignedBytes::new(rows.div_ceil(PANEL) * panel),
+            bytes: WeightBytes::new(rows.div_ceil(PANEL) * panel)?,
         })
     }
 

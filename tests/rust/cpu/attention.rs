@@ -4,12 +4,12 @@
 mod common;
 
 use common::Random;
+use miniinfer_cpu::arena::WeightBytes;
 use miniinfer_cpu::attention::cache::{CacheShape, LayerCache};
 use miniinfer_cpu::attention::element::ElementType;
 use miniinfer_cpu::attention::write::{NewTokens, write};
 use miniinfer_cpu::attention::{AttentionError, Queries, attend};
 use miniinfer_cpu::isa::Isa;
-use miniinfer_cpu::memory::AlignedBytes;
 use miniinfer_cpu::pool::Pool;
 
 struct Setting {
@@ -25,8 +25,8 @@ struct Setting {
 
 /// The memory of a cache, all NaN (or -128 with scales of NaN).
 struct Memory {
-    keys: AlignedBytes,
-    values: AlignedBytes,
+    keys: WeightBytes,
+    values: WeightBytes,
     key_scales: Vec<f32>,
     value_scales: Vec<f32>,
     shape: CacheShape,
@@ -36,8 +36,10 @@ impl Memory {
     fn new(shape: CacheShape) -> Self {
         let heads = shape.blocks * shape.block_size * shape.heads;
         let mut memory = Self {
-            keys: AlignedBytes::new(heads * shape.head_dim * shape.element.size()),
-            values: AlignedBytes::new(heads * shape.head_dim * shape.element.size()),
+            keys: WeightBytes::new(heads * shape.head_dim * shape.element.size())
+                .expect("there is memory"),
+            values: WeightBytes::new(heads * shape.head_dim * shape.element.size())
+                .expect("there is memory"),
             key_scales: vec![f32::NAN; heads],
             value_scales: vec![f32::NAN; heads],
             shape,

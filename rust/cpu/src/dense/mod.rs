@@ -13,11 +13,11 @@ pub mod inputs;
 mod panel;
 mod widened;
 
+use crate::arena::WeightBytes;
 use crate::error::PackError;
 use crate::half::bf16_to_f32;
 use crate::isa::Isa;
 use crate::layout::PANEL;
-use crate::memory::AlignedBytes;
 use crate::outputs::Outputs;
 use crate::pool::{Pool, shares};
 use crate::shared::SharedMut;
@@ -62,7 +62,7 @@ pub struct DenseMatrix {
     kind: DenseType,
     rows: usize,
     columns: usize,
-    bytes: AlignedBytes,
+    bytes: WeightBytes,
 }
 
 impl DenseMatrix {
@@ -92,7 +92,7 @@ impl DenseMatrix {
                 got: data.len(),
             });
         }
-        let mut bytes = AlignedBytes::new(words * WORD);
+        let mut bytes = WeightBytes::new(words * WORD)?;
         let panel_bytes = steps * WIDTH * WORD;
         let panels = SharedMut::new(bytes.as_mut_slice());
         pool.run(rows.div_ceil(WIDTH), &|panel| {
