@@ -66,8 +66,8 @@ def test_the_table_says_what_must_be_and_what_the_machine_allows(monkeypatch, tm
     assert "| server ready, s | <= 3.5 | 3 |  |  |" in rows
     assert "| the layers' matrices in Q4_1, 8 rows, ms |  | 3 | 1.5 | 50% |" in rows
     assert len(rows) == 2 + 5
-    # Ten megabytes of weights, and two bytes for each key and value of 48 tokens.
-    seconds = (10_000_000 + 2 * 48 * 30 * 2 * 3 * 64) / 10e9
+    # Ten megabytes of weights, and two bytes for each key and value of 544 tokens.
+    seconds = (10_000_000 + 2 * 544 * 30 * 2 * 3 * 64) / 10e9
     assert cpu_figures.rooflines(figures)["decode_tok_s"] == pytest.approx(1 / seconds)
 
 
