@@ -116,6 +116,26 @@ class TestBuiltin:
             assert output.outputs[0].logprobs == expected.outputs[0].logprobs
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, torch.float32),
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"quantization": "int8"}, torch.float16),
+        ({"quantization": "int8", "dtype": "bfloat16"}, torch.float16),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, torch.float32),
+    ],
+)
+def test_the_cache_is_no_finer_than_the_weights(
+    settings: dict[str, Any], expected: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny.write_tiny_llama(tmp_path / "tiny")
+    llm = LLM(str(folder), num_kv_blocks=64, **settings)
+    assert llm.llm_engine.engine.kv_dtype is expected
+    (output,) = llm.generate(["abc"], GREEDY)
+    assert len(output.token_ids) == GREEDY.max_tokens
+
+
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8"])
 def test_every_type_of_cache(kind: str, tmp_path: Path) -> None:
     folder = tiny.write_tiny_llama(tmp_path / "tiny")

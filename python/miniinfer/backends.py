@@ -88,7 +88,10 @@ class Backend:
         if self.name == "flash_attn" and model.dtype not in _HALVES:
             raise ValueError(f"attention_backend flash_attn takes float16 or bfloat16, not {own}")
         if name == "auto":
-            return torch.float16 if getattr(model, "is_quantized", False) else model.dtype
+            if getattr(model, "is_quantized", False):
+                return torch.float16
+            # The kernels for CPUs say float32, in which they compute between such weights.
+            return torch.bfloat16 if args.dtype == "bfloat16" else model.dtype
         is_fp8 = name in FP8_NAMES
         dtype: torch.dtype = torch.float8_e4m3fn if is_fp8 else getattr(torch, name)
         takes_fp8 = self.name != "flash_attn"
