@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn achunk_ends_with_the_last_piece_in_it() {
+    fn a_chunk_ends_with_the_last_piece_in_it() {
         let arena = Arena::new();
         let first = arena.take(100).expect("there is memory");
         let second = arena.take(100).expect("there is memory");
